@@ -1,0 +1,1 @@
+"""Commands of the `slomofast` program, one module each."""

@@ -1,0 +1,47 @@
+"""The `slomofast` command: every module of this package contributes its commands."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+import typer
+
+import slomofast.cli as commands
+from slomofast.cli._shared import errors
+from slomofast.core.errors import SlomofastError
+
+app = typer.Typer(
+    name="slomofast",
+    help="Continual test-time adaptation: run methods on drifting streams, compare them, report.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _main() -> None:
+    """Continual test-time adaptation: run methods on drifting streams, compare them, report.
+
+    Start with [bold]slomofast demo[/], then [bold]slomofast run --help[/].
+    """
+
+
+for _module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda m: m.name):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"slomofast.cli.{_module.name}").register(app)
+
+
+def main() -> None:
+    """Run the command line; errors made on purpose end in one line and exit code 2."""
+    try:
+        app()
+    except SlomofastError as error:
+        errors.print("[bold red]error:[/]", str(error), markup=True, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
