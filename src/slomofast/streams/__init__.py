@@ -1,0 +1,62 @@
+"""Streams: which images arrive when. Settings lay out domains; a `Stream` plays a setting over a data set."""
+
+from slomofast.streams.ordering import measure_source_errors
+from slomofast.streams.schedule import (
+    Layout,
+    Segment,
+    Setting,
+    SettingInfo,
+    describe_setting,
+    from_dict,
+    list_settings,
+    make_setting,
+)
+from slomofast.streams.settings import (
+    Continual,
+    ContinualAfterMixed,
+    Correlated,
+    CrossGroup,
+    CycleLength,
+    Cyclic,
+    CyclicGroup,
+    EasyToHard,
+    Episodic,
+    Gradual,
+    HardToEasy,
+    Lifelong,
+    Mixed,
+    MixedAfterContinual,
+    Stochastic,
+    Then,
+)
+from slomofast.streams.stream import Batch, Stream
+
+__all__ = [
+    "Batch",
+    "Continual",
+    "ContinualAfterMixed",
+    "Correlated",
+    "CrossGroup",
+    "CycleLength",
+    "Cyclic",
+    "CyclicGroup",
+    "EasyToHard",
+    "Episodic",
+    "Gradual",
+    "HardToEasy",
+    "Layout",
+    "Lifelong",
+    "Mixed",
+    "MixedAfterContinual",
+    "Segment",
+    "Setting",
+    "SettingInfo",
+    "Stochastic",
+    "Stream",
+    "Then",
+    "describe_setting",
+    "from_dict",
+    "list_settings",
+    "make_setting",
+    "measure_source_errors",
+]
