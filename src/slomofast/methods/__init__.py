@@ -1,0 +1,1 @@
+"""Adaptation methods, one a file. Importing this package loads none of them; `slomofast.list_methods` does."""

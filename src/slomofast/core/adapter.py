@@ -1,0 +1,398 @@
+"""The contract of every method: predict a batch, then learn from it, with state that saves, loads and resets exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from slomofast.core.config import AdapterConfig
+from slomofast.core.errors import ConfigError, InputError, ModelError
+from slomofast.core.fingerprint import model_fingerprint
+from slomofast.core.optim import FlatOptimizer, OptimConfig
+from slomofast.core.params import trainable
+from slomofast.core.registry import MethodInfo, describe
+from slomofast.core.rng import Rng
+from slomofast.core.split import Classifier, Whole, input_device, last_linear, logits_of, split
+
+Precision = Literal["fp32", "bf16"]
+InputCheck = Literal["now", "deferred", "off"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """How an adapter computes; none of it belongs to the method.
+
+    Attributes:
+        seed: of the adapter's own random numbers.
+        precision: fp32, or bf16 autocast with fp32 weights.
+        channels_last: memory format of networks and images.
+        compile: `torch.compile` each network.
+        check_input: `now` refuses NaN and Inf before anything happens (the host waits for the device once);
+            `deferred` never waits: a bad batch is not learned from, and the next call raises; `off` trusts you.
+        head: name of the last layer, where it cannot be found.
+    """
+
+    seed: int = 0
+    precision: Precision = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+    check_input: InputCheck = "now"
+    head: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigError(f"precision must be 'fp32' or 'bf16', got {self.precision!r}")
+        if self.check_input not in ("now", "deferred", "off"):
+            raise ConfigError(f"check_input must be 'now', 'deferred' or 'off', got {self.check_input!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed must be an int, got {self.seed!r}")
+
+
+class Ensemble(nn.Module):
+    """Networks and the rule that makes one prediction of theirs: what `predict` asks and `export` returns."""
+
+    def __init__(
+        self, networks: Mapping[str, nn.Module], rule: Callable[[dict[str, Tensor]], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.networks = nn.ModuleDict(networks)
+        self.rule = rule
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = {name: network(x) for name, network in self.networks.items()}
+        return self.rule(logits) if self.rule else next(iter(logits.values()))
+
+
+class Adapter(nn.Module):
+    """A classifier that learns from the unlabeled batches it predicts.
+
+    A method writes `build` (make networks, optimisers, buffers), `adapt` (one step, returns logits) and, unless one
+    network named `student` predicts, `members` or `predictor`. Everything else is here, once.
+    """
+
+    student: nn.Module
+    Config: ClassVar[type[AdapterConfig]] = AdapterConfig
+    method: ClassVar[str] = ""
+
+    def __init__(self, model: nn.Module, config: AdapterConfig, runtime: Runtime) -> None:
+        super().__init__()
+        self.config, self.runtime = config, runtime
+        self.device = input_device(model)
+        self.rng = Rng(runtime.seed, self.device)
+        self.steps = 0
+        self.logged: dict[str, Tensor] = {}
+        self.sample_shape: tuple[int, ...] | None = None
+        self.head_name: str | None = runtime.head
+        self.source_ready = False
+        self._source_size = sum(p.numel() for p in model.parameters())
+        # outside the module tree: never saved, never moved, dropped once the networks are built
+        self._waiting: list[nn.Module] = [model]
+        self._initial: dict[str, Any] | None = None
+        self._bad_input: Tensor | None = None  # deferred check: does the current batch hold NaN or Inf?
+        self._bad_seen: Tensor | None = None  # ... and did any batch since the last report?
+        self._reported = 0
+        self.source_fingerprint = ""
+
+    # -- what a method writes ------------------------------------------------------------------------------------
+
+    def build(self, model: Classifier) -> None:
+        """Make networks, optimisers and buffers from the source model (in eval mode, weights in fp32)."""
+        raise TypeError(f"{type(self).__name__} does not define build(model)")
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict `x`, learn from it, return the logits (B, C) of the prediction."""
+        raise TypeError(f"{type(self).__name__} does not define adapt(x)")
+
+    def members(self) -> dict[str, nn.Module]:
+        """Networks that can predict, by name; the first is the one that predicts unless `predictor` says otherwise."""
+        return {"student": self.student}
+
+    def predictor(self) -> nn.Module:
+        """The network (or ensemble) that predicts without learning; shares its weights with the adapter."""
+        name, network = next(iter(self.members().items()))
+        return Ensemble({name: network})
+
+    def learn_source(self, loader: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take from labelled source batches what the method needs."""
+        raise ConfigError(f"method {self.method!r} takes nothing from source data; drop the call of fit_source")
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether `fit_source` must be called before the stream, with these options."""
+        return self.info.needs_source
+
+    # -- what a user calls ---------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> MethodInfo:
+        """Facts about the method."""
+        return describe(self.method)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict a batch, then learn from it. Returns detached fp32 logits of shape (B, C)."""
+        with torch.inference_mode(False):
+            x = self._accepted(x)
+            self._build_once(x)
+            if self.needs_source and not self.source_ready:
+                raise ConfigError(
+                    f"method {self.method!r} needs source data once: call adapter.fit_source(loader) with an iterable "
+                    "of (images, labels) before the first batch"
+                )
+            with torch.enable_grad(), self._autocast():
+                logits = self.adapt(x)
+            self.steps += 1
+            self._report_skipped()
+            return logits.detach().float()
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predict a batch without learning. Returns detached fp32 logits of shape (B, C)."""
+        with torch.inference_mode(False):
+            x = self._accepted(x)
+            self._build_once(x)
+            with torch.no_grad(), self._autocast():
+                return self.predictor()(x).detach().float()
+
+    def members_predict(self, x: Tensor) -> dict[str, Tensor]:
+        """Logits of every member network by name, without learning."""
+        with torch.inference_mode(False):
+            x = self._accepted(x)
+            self._build_once(x)
+            with torch.no_grad(), self._autocast():
+                return {name: network(x).detach().float() for name, network in self.members().items()}
+
+    def reset(self) -> None:
+        """Return to the state before the first batch, bit for bit (what `fit_source` learned stays)."""
+        if self._initial is not None:
+            self.load_state_dict(self._initial)
+        self._bad_input = self._bad_seen = None
+        self._reported = 0
+        self.logged = {}
+
+    def restart(self) -> None:
+        """Return networks, optimisers and buffers to their first state; counters and random numbers go on."""
+        if self._initial is not None:
+            self.load_state_dict({**self._initial, "_extra_state": self.get_extra_state()})
+
+    def export(self) -> nn.Module:
+        """An ordinary network with the adapted weights: predicts what `predict` does, no longer learns."""
+        self._require_built("export")
+        return deepcopy(self.predictor()).eval().requires_grad_(False)
+
+    def fit_source(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Self:
+        """Let the method take what it needs from labelled source batches (images, labels), once, before the stream."""
+        with torch.inference_mode(False):
+            batches = iter(loader)
+            try:
+                first = next(batches)
+            except StopIteration:
+                raise ConfigError("the source loader is empty; give at least one batch of (images, labels)") from None
+            self._build_once(self._accepted(first[0]))
+
+            def all_batches() -> Iterable[tuple[Tensor, Tensor]]:
+                for images, labels in (first, *batches) if isinstance(loader, list | tuple) else _chain(first, batches):
+                    yield self._accepted(images), labels.to(self.device)
+
+            with torch.enable_grad(), self._autocast():
+                self.learn_source(all_batches())
+            self.source_ready = True
+            self._remember()
+        return self
+
+    @property
+    def skipped(self) -> int:
+        """How many gradient steps were not applied because something was not finite."""
+        return sum(int(m.skipped) for m in self.modules() if isinstance(m, FlatOptimizer))
+
+    def trainable_share(self) -> float:
+        """Parameters that move, as a share of the source model's."""
+        self._require_built("trainable_share")
+        moving = {id(p) for m in self.modules() if isinstance(m, FlatOptimizer) for p in m.targets}
+        sizes = {id(p): p.numel() for p in self.parameters()}
+        return sum(sizes.get(key, 0) for key in moving) / max(1, self._source_size)
+
+    def check(self) -> None:
+        """Raise if a batch accepted with `check_input="deferred"` held NaN or Inf (waits for the device)."""
+        bad, self._bad_seen = self._bad_seen, None
+        if bad is not None and bool(bad):
+            raise InputError(
+                f"a batch up to step {self.steps} held NaN or Inf: it was not learned from. Clean the input, or use "
+                "check_input='now' to be told before the prediction"
+            )
+
+    # -- what methods use ----------------------------------------------------------------------------------------
+
+    def optimize(self, name: str, parameters: Iterable[nn.Parameter] | nn.Module, lr: float | None = None) -> None:
+        """Attach an optimiser called `name` over parameters (of a module: its trainable ones)."""
+        chosen = trainable(parameters) if isinstance(parameters, nn.Module) else list(parameters)
+        if not chosen:
+            warnings.warn(
+                f"{self.method}: the model has no {self.info.trains} to train, so {name!r} stays as it is; "
+                "a method that trains all parameters (slomo_fast_star, cotta, rmt) may fit better",
+                stacklevel=2,
+            )
+        optimizer = FlatOptimizer(chosen, cast(OptimConfig, self.config), lr)
+        self.add_module(f"optimizer_{name}", optimizer)
+
+    def update(self, loss: Tensor, *names: str) -> None:
+        """One gradient step of the named optimisers (all when none is named); a loss that is not finite moves nothing."""
+        chosen = [
+            module
+            for key, module in self.named_children()
+            if isinstance(module, FlatOptimizer) and (not names or key.removeprefix("optimizer_") in names)
+        ]
+        targets = [p for optimizer in chosen for p in optimizer.targets]
+        if not targets or not loss.requires_grad:
+            return
+        gradients = torch.autograd.grad(loss, targets, allow_unused=True)
+        if self._bad_input is not None:
+            loss = torch.where(self._bad_input, float("nan"), loss.detach())
+        start = 0
+        for optimizer in chosen:
+            count = len(optimizer.targets)
+            optimizer.step(gradients[start : start + count], loss)
+            start += count
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Keep a figure of this step for whoever listens; tensors stay on the device until read."""
+        self.logged[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "rng": self.rng.state(), "source_ready": self.source_ready}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.steps = int(state["steps"])
+        self.source_ready = bool(state["source_ready"])
+        self.rng.load(state["rng"])
+
+    def save(self, path: Any) -> None:
+        """Write everything needed to continue elsewhere, bit for bit (atomically)."""
+        from slomofast.core.checkpoint import save_adapter
+
+        self._require_built("save")
+        save_adapter(self, path)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def prepare(self, probe: Tensor) -> Self:
+        """Build the networks now from a probe batch instead of at the first call."""
+        with torch.inference_mode(False):
+            self._build_once(self._accepted(probe))
+        return self
+
+    def _build_once(self, probe: Tensor) -> None:
+        if not self._waiting:
+            return
+        # a large first batch is no reason for a large probe; two samples keep BatchNorm1d in train mode content
+        sample = probe[:2]
+        with torch.enable_grad():
+            self.source_fingerprint = model_fingerprint(self._waiting[0])
+            source = deepcopy(self._waiting[0]).eval().requires_grad_(False).float()
+            network = self._separated(source, sample)
+            if self.runtime.channels_last:
+                network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.sample_shape = tuple(probe.shape[1:])
+            self.classes = _class_count(network, sample)
+            self.build(cast(Classifier, network))
+        if self.runtime.compile:
+            for member in self.children():
+                if isinstance(member, Classifier | Whole):
+                    (member.body if isinstance(member, Classifier) else member.model).compile()
+        self._waiting.clear()
+        self._remember()
+
+    def _separated(self, source: nn.Module, sample: Tensor) -> nn.Module:
+        try:
+            with torch.no_grad():
+                logits = logits_of(source(sample))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ModelError(f"the model cannot process a batch of shape {tuple(sample.shape)}: {error}") from error
+        if logits.dim() != 2 or logits.shape[0] != sample.shape[0]:
+            raise ModelError(f"the model must return logits of shape (batch, classes), got {tuple(logits.shape)}")
+        try:
+            if self.head_name is None and not isinstance(source, Classifier | nn.Linear):
+                self.head_name = last_linear(source, sample)
+            return split(source, sample, self.head_name)
+        except ModelError:
+            if self.info.needs_features or self.runtime.head is not None:
+                raise
+            return Whole(source)
+
+    def _remember(self) -> None:
+        self._initial = {
+            key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else deepcopy(value)
+            for key, value in self.state_dict().items()
+        }
+
+    def _require_built(self, what: str) -> None:
+        if self._waiting:
+            raise ConfigError(
+                f"{what} needs the networks, which are made from the first batch: call the adapter, or "
+                "prepare(batch), first"
+            )
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.runtime.precision == "bf16")
+
+    def _accepted(self, x: Any) -> Tensor:
+        """The batch, checked and moved to where the networks are; refuses what must not be learned from."""
+        if not isinstance(x, Tensor):
+            raise InputError(f"expected a tensor of images, got {type(x).__name__}")
+        if x.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+            remedy = "convert with x.float() / 255" if x.dtype == torch.uint8 else "convert with x.float()"
+            raise InputError(f"expected floating-point images, got {x.dtype}; {remedy}")
+        if x.dim() < 2:
+            raise InputError(f"expected a batch, got shape {tuple(x.shape)}; add a batch axis with x[None]")
+        if x.shape[0] == 0 or x.numel() == 0:
+            raise InputError(f"the batch is empty (shape {tuple(x.shape)}); skip it")
+        if self.sample_shape is not None and tuple(x.shape[1:]) != self.sample_shape:
+            raise InputError(
+                f"expected samples of shape {self.sample_shape}, as in the first batch, got {tuple(x.shape[1:])}; "
+                "resize them, or make another adapter for this shape"
+            )
+        x = x.detach().to(self.device, torch.float32)
+        if x.is_inference():
+            x = x.clone()
+        if self.runtime.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self._finite(x)
+
+    def _finite(self, x: Tensor) -> Tensor:
+        """The batch if it is finite. Deferred: a bad one becomes zeros, is marked, and moves no weight."""
+        if self.runtime.check_input == "off":
+            return x
+        if self.runtime.check_input == "now":
+            if not bool(torch.isfinite(x).all()):
+                raise InputError("the batch holds NaN or Inf; clean the input (nothing was learned from it)")
+            return x
+        idle = self.device.type == "cpu" or torch.cuda.current_stream(self.device).query()
+        if idle:  # the verdict on earlier batches is there without waiting
+            self.check()
+        self._bad_input = ~torch.isfinite(x).all()
+        self._bad_seen = self._bad_input if self._bad_seen is None else self._bad_seen | self._bad_input
+        return torch.where(self._bad_input, 0.0, x)
+
+    def _report_skipped(self) -> None:
+        if self.device.type == "cpu" and (skipped := self.skipped) > self._reported:
+            self._reported = skipped
+            warnings.warn(
+                f"{self.method}: step {self.steps} was not finite and was not applied ({skipped} so far)",
+                stacklevel=3,
+            )
+
+
+def _chain(first: tuple[Tensor, Tensor], rest: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:
+    yield first
+    yield from rest
+
+
+@torch.no_grad()
+def _class_count(network: nn.Module, sample: Tensor) -> int:
+    return int(network(sample).shape[-1])

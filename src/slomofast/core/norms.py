@@ -1,0 +1,107 @@
+"""Normalisation layers: finding them, and choosing which statistics BatchNorm uses at test time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Statistics = Literal["batch", "source", "blend", "ema"]
+
+
+class TestTimeNorm(nn.Module):
+    """BatchNorm with a choice of statistics.
+
+    batch: mean and variance of the current batch; nothing is accumulated and gradients flow through both.
+    source: the stored statistics.
+    blend: (1 - alpha) * source + alpha * batch.
+    ema: a running average that starts at the source statistics; a pass with `measuring` set normalises with the
+        batch and moves the average by `alpha`, any other pass uses the average.
+
+    Where a batch holds one value per channel its variance means nothing, so the stored statistics serve.
+    """
+
+    __test__ = False  # the name starts like a test class; pytest must not collect it
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(self, layer: _BatchNorm, statistics: Statistics = "batch", alpha: float = 0.1) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        self.statistics, self.alpha, self.measuring = statistics, alpha, False
+        self.register_buffer("running_mean", _clone(layer.running_mean))
+        self.register_buffer("running_var", _clone(layer.running_var))
+
+    def forward(self, x: Tensor) -> Tensor:
+        lone = x.numel() == x.shape[1]
+        if self.running_mean is None or (self.statistics == "batch" and not lone):
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        if self.statistics == "blend" and not lone:
+            mean, variance = self._blended(x)
+            return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+        measuring = self.statistics == "ema" and self.measuring and not lone
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, measuring, self.alpha, self.eps
+        )
+
+    def _blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.running_mean is not None and self.running_var is not None
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        variance, mean = torch.var_mean(x.float(), axes, unbiased=True)
+        return torch.lerp(self.running_mean, mean, self.alpha), torch.lerp(self.running_var, variance, self.alpha)
+
+    def extra_repr(self) -> str:
+        return f"statistics={self.statistics}, eps={self.eps}"
+
+
+def _clone(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def set_statistics(module: nn.Module, statistics: Statistics, alpha: float = 0.1) -> nn.Module:
+    """Replace every BatchNorm of `module` (in place) by one that uses the chosen statistics."""
+    for name, child in module.named_children():
+        if isinstance(child, _BatchNorm):
+            setattr(module, name, TestTimeNorm(child, statistics, alpha))
+        elif isinstance(child, TestTimeNorm):
+            child.statistics, child.alpha = statistics, alpha
+        else:
+            set_statistics(child, statistics, alpha)
+    return module
+
+
+def measure_statistics(module: nn.Module, on: bool) -> None:
+    """Whether the next passes move the running averages of layers with `ema` statistics."""
+    for child in module.modules():
+        if isinstance(child, TestTimeNorm):
+            child.measuring = on
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalisation layer: PyTorch's own, or any with own weights and "norm" in its class name."""
+    named = "norm" in type(module).__name__.lower()
+    return named and next(module.parameters(recurse=False), None) is not None and not any(module.children())
+
+
+def norm_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Affine weights of every normalisation layer, in the order of the network, each once."""
+    found = {id(p): p for m in module.modules() if is_norm(m) for p in m.parameters(recurse=False)}
+    return list(found.values())
+
+
+def norm_kinds(module: nn.Module) -> set[str]:
+    """Which normalisation a network uses: a subset of {"batch", "group", "layer", "other"}."""
+    kinds = set()
+    for child in module.modules():
+        if isinstance(child, _BatchNorm | TestTimeNorm):
+            kinds.add("batch")
+        elif isinstance(child, nn.GroupNorm):
+            kinds.add("group")
+        elif isinstance(child, nn.LayerNorm):
+            kinds.add("layer")
+        elif is_norm(child):
+            kinds.add("other")
+    return kinds

@@ -1,0 +1,94 @@
+"""Adam and SGD on one flat vector: their whole state is a few buffers, and a bad gradient is skipped on the device.
+
+A gradient that holds NaN or Inf leaves parameters and moments as they were, decided by a mask rather than by a
+branch, so the host never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from slomofast.core.config import AdapterConfig, option
+from slomofast.core.params import flatten, unflatten
+
+
+@dataclass(frozen=True)
+class OptimConfig(AdapterConfig):
+    """Options of a method that takes gradient steps."""
+
+    optimizer: Literal["adam", "sgd"] = option("adam", "kind of gradient step")
+    lr: float = option(1e-3, "step size", low=0.0)
+    momentum: float = option(0.9, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
+    beta2: float = option(0.999, "Adam's second-moment decay", low=0.0, high=0.999999)
+    weight_decay: float = option(0.0, "L2 penalty added to the gradient", low=0.0)
+    nesterov: bool = option(True, "Nesterov momentum (SGD only)")
+
+
+class FlatOptimizer(nn.Module):
+    """One optimiser over a list of parameters, kept as flat vectors.
+
+    Args:
+        parameters: what it moves; the order must be the same when a state is loaded.
+        config: kind, step size and decay.
+        lr: overrides the step size of `config`.
+    """
+
+    skipped: Tensor
+    count: Tensor
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: OptimConfig, lr: float | None = None) -> None:
+        super().__init__()
+        self._parameters_list = list(parameters)
+        self.config, self.lr = config, config.lr if lr is None else lr
+        device = parameters[0].device if parameters else torch.device("cpu")
+        size = sum(p.numel() for p in parameters)
+        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("count", torch.zeros((), device=device))
+        self.register_buffer("first", torch.zeros(size, device=device))
+        self.register_buffer("second", torch.zeros(size if config.optimizer == "adam" else 0, device=device))
+
+    @property
+    def targets(self) -> list[nn.Parameter]:
+        """The parameters this optimiser moves."""
+        return self._parameters_list
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None], loss: Tensor) -> None:
+        """Move the parameters once along `gradients`; None stands for zero. Nothing moves if anything is not finite."""
+        targets = self._parameters_list
+        if not targets:
+            return
+        dense = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, targets, strict=True)]
+        gradient = flatten(dense).float()
+        ok = torch.isfinite(gradient.sum() + loss.detach())
+        ok = ok & torch.isfinite(gradient.abs().max())
+        gradient = torch.where(ok, gradient, 0.0)
+        if self.config.weight_decay:
+            gradient = gradient + self.config.weight_decay * flatten(targets) * ok
+        self.skipped += (~ok).long()
+        self.count += ok
+        change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
+        torch._foreach_add_(cast(list[Tensor], targets), unflatten(change, targets))
+
+    def _adam(self, gradient: Tensor, ok: Tensor) -> Tensor:
+        beta1, beta2 = self.config.momentum, self.config.beta2
+        # lerp weights of zero keep both moments when the step is skipped
+        self.first.lerp_(gradient, (1 - beta1) * ok)
+        self.second.lerp_(gradient.square(), (1 - beta2) * ok)
+        steps = self.count.clamp(min=1)
+        scale = self.lr * ok / (1 - beta1**steps)
+        root = (self.second / (1 - beta2**steps)).sqrt_().add_(1e-8)
+        return self.first / root * -scale
+
+    def _sgd(self, gradient: Tensor, ok: Tensor) -> Tensor:
+        mu = self.config.momentum
+        self.first.mul_(torch.where(ok, mu, 1.0)).add_(gradient)
+        direction = gradient + mu * self.first if self.config.nesterov else self.first
+        return direction * (-self.lr * ok)

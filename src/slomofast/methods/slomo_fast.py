@@ -1,0 +1,290 @@
+"""SloMo-Fast: a student between a fast teacher that follows it and a slow teacher that remembers.
+
+The fast teacher T1 is a moving average of the student S. Its confident, shape-dependent predictions fill one small
+queue of features per class; their weighted means are prototypes made from the unlabeled stream. The slow teacher T2
+learns from the prototypes where T1 is sure and T2 is not, is kept certain and diverse, and is pulled back to the source
+at random places, so that it generalises over conditions that come back. S agrees with both teachers; S and T2 predict.
+
+Reference: "SloMo-Fast: Slow-Momentum and Fast-Adaptive Teachers for Source-Free Continual Test-Time Adaptation",
+arXiv:2511.18468. `slomo_fast` trains the student's normalisation layers, `slomo_fast_star` all of its parameters.
+
+The prediction returned is made before the step's updates. Where the paper leaves a choice or contradicts itself, the
+choice made here and its reason stand in docs/reading-the-paper.md. The main ones: alpha = 0.99 is the share of the old
+teacher; the second term of the information-maximisation loss has the sign that rewards diversity; the contrastive loss
+is a mean, not a sum; the prototype distance is divided by the feature size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slomofast.augment import Destruction, Per, augment, destroy
+from slomofast.core.adapter import Adapter, Ensemble
+from slomofast.core.config import option
+from slomofast.core.errors import ConfigError
+from slomofast.core.optim import OptimConfig
+from slomofast.core.params import copy_network, ema_update, flatten, restore, trainable
+from slomofast.core.registry import register
+from slomofast.core.rng import Rng
+from slomofast.core.split import Classifier
+from slomofast.losses import (
+    contrastive,
+    entropy,
+    information_maximisation,
+    label_calibration,
+    masked_mean,
+    prediction_change,
+    symmetric_cross_entropy,
+)
+from slomofast.memory import PrototypeQueues
+
+PARTNERS = ("fast", "slow", "fast_aug")
+MEMBERS = ("student", "fast", "slow")
+
+
+@dataclass(frozen=True)
+class SloMoFastConfig(OptimConfig):
+    """Options of SloMo-Fast; symbols of the paper in brackets."""
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"consistency": ("fast", "slow"), "members": ("student", "slow"), "select": "uncertain"},
+    }
+
+    consistency: tuple[str, ...] = option(
+        ("fast", "slow"),
+        "teachers the student agrees with; fast_aug: its own augmented view",
+        choices=PARTNERS,
+    )
+    members: tuple[str, ...] = option(
+        ("student", "slow"), "networks whose logits are added to predict", choices=MEMBERS
+    )
+    select: Literal["uncertain", "all"] = option(
+        "uncertain", "samples T2 learns from: where T1 is sure and T2 not, or all"
+    )
+    fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
+    projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
+    entropy_threshold: float = option(0.5, "largest entropy of a sure prediction [sigma]", above=0.0)
+    threshold_unit: Literal["nats", "share"] = option("nats", "sigma in nats, or as a share of ln(classes)")
+    change_threshold: float = option(0.2, "least loss of probability under destruction [delta]", low=-1.0, high=1.0)
+    destruction: Destruction = option("patch", "how the object's shape is destroyed")
+    destroyed_views: int = option(1, "destroyed views that are averaged", low=1)
+    queue_size: int = option(10, "features kept per class [K]", low=1)
+    prune_every: int = option(50, "batches between removals of the surest entry, 0 for never [p]", low=0)
+    contrastive_weight: float = option(1.0, "weight of the contrastive loss [lambda_CL]", low=0.0)
+    prototype_weight: float = option(1.0, "weight of the distance to the prototype [lambda_MSE]", low=0.0)
+    information_weight: float = option(1.0, "weight of information maximisation [lambda_IM]", low=0.0)
+    temperature: float = option(0.1, "of the contrastive loss [tau]", above=0.0)
+    projection: int = option(128, "width of the projector", low=1)
+    restore: float = option(
+        0.01, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
+    )
+    restore_student: float = option(0.0, "the same for the student", low=0.0, high=1.0)
+    calibrate: bool = option(True, "multiply the posterior by the batch's estimated class prior")
+    smoothing: float = option(1.0, "added to every class count of that prior [a]", above=0.0)
+    augment_per: Per = option("batch", "draw augmentation parameters once per batch or once per image")
+
+    def validate(self) -> None:
+        for name in ("consistency", "members"):
+            chosen = getattr(self, name)
+            if not chosen or len(set(chosen)) != len(chosen):
+                raise ConfigError(f"{name} must name each choice once and at least one, got {chosen!r}")
+
+
+class SloMoFastAdapter(Adapter):
+    """What both variants share: three networks, the queues, one step."""
+
+    Config = SloMoFastConfig
+    config: SloMoFastConfig
+    part: ClassVar[Literal["norm", "all"]] = "norm"
+    slow_source: Tensor
+    student_source: Tensor
+
+    def build(self, model: Classifier) -> None:
+        config = self.config
+        self.student = copy_network(model, train=self.part)
+        self.fast = copy_network(model)
+        self.slow = copy_network(model, train="norm")
+        dim, weight = _feature_size(model, self.sample_shape, self.device), next(model.parameters())
+        self.projector = _projector(dim, config.projection, self.rng).to(self.device)
+        self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
+        self.optimize("student", self.student)
+        self.optimize("slow", self.slow, lr=config.slow_lr)
+        self.optimize("projector", self.projector, lr=config.projector_lr)
+        self.register_buffer("slow_source", _flat_or_empty(trainable(self.slow)))
+        self.register_buffer(
+            "student_source", _flat_or_empty(trainable(self.student) if config.restore_student else [])
+        )
+        share = math.log(self.classes) if config.threshold_unit == "share" else 1.0
+        self.sure_below = config.entropy_threshold * share
+
+    def members(self) -> dict[str, nn.Module]:
+        return {"student": self.student, "fast": self.fast, "slow": self.slow}
+
+    def predictor(self) -> nn.Module:
+        networks = self.members()
+        chosen = {name: networks[name] for name in self.config.members}
+        return Ensemble(chosen, partial(combine, calibrate=self.config.calibrate, smoothing=self.config.smoothing))
+
+    def adapt(self, x: Tensor) -> Tensor:
+        config = self.config
+        fast, sure = self._observe(x)
+        prototypes, present = self.queues.prototypes()
+
+        view = augment(x, self.rng, per=config.augment_per)
+        student = self.student(x)
+        slow_z, slow = self.slow.both(x)
+        logits = {"student": student.detach(), "fast": fast, "slow": slow.detach()}
+        output = combine(
+            {name: logits[name] for name in config.members},
+            calibrate=config.calibrate,
+            smoothing=config.smoothing,
+        )
+
+        self.update(self._student_loss(view, student, fast, slow.detach()), "student")
+        if config.restore_student:
+            restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
+        ema_update(self.fast, self.student, config.fast_momentum)
+
+        self.update(self._slow_loss(view, slow_z, slow, fast, sure, prototypes, present), "slow", "projector")
+        restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
+
+        for name, member in logits.items():
+            self.log(f"entropy_{name}", entropy(member).mean())
+        self.log("disagreement_student_fast", _disagreement(logits["student"], fast))
+        self.log("disagreement_student_slow", _disagreement(logits["student"], logits["slow"]))
+        self.log("disagreement_fast_slow", _disagreement(fast, logits["slow"]))
+        return output
+
+    @torch.no_grad()
+    def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """T1's view of the batch, and the confident, shape-dependent part of it into the queues."""
+        config = self.config
+        z, logits = self.fast.both(x)
+        logits = logits.float()
+        uncertainty = entropy(logits)
+        views = [self.fast(destroy(x, self.rng, config.destruction)) for _ in range(config.destroyed_views)]
+        change = prediction_change(logits, torch.stack(views).float())
+        sure, shaped = uncertainty <= self.sure_below, change >= config.change_threshold
+        self.queues.push(z, uncertainty, logits.argmax(1), sure & shaped)
+        if config.prune_every and (self.steps + 1) % config.prune_every == 0:
+            self.queues.drop_most_confident()
+        self.log("share_sure", sure.float().mean())
+        self.log("share_shaped", shaped.float().mean())
+        self.log("share_queued", (sure & shaped).float().mean())
+        self.log("queue_fill", self.queues.fill())
+        return logits, sure
+
+    def _student_loss(self, view: Tensor, student: Tensor, fast: Tensor, slow: Tensor) -> Tensor:
+        """L_ST: agreement with the chosen teachers."""
+        partners = self.config.consistency
+        loss = student.new_zeros((), dtype=torch.float32)
+        if "fast" in partners:
+            loss = loss + symmetric_cross_entropy(student.float(), fast).mean()
+        if "slow" in partners:
+            loss = loss + symmetric_cross_entropy(student.float(), slow.float()).mean()
+        if "fast_aug" in partners:
+            loss = loss + symmetric_cross_entropy(self.student(view).float(), fast).mean()
+        self.log("loss_student", loss)
+        return loss
+
+    def _slow_loss(
+        self,
+        view: Tensor,
+        z: Tensor,
+        logits: Tensor,
+        fast: Tensor,
+        sure: Tensor,
+        prototypes: Tensor,
+        present: Tensor,
+    ) -> Tensor:
+        """L_T2: prototypes where T1 is sure and T2 is not, and certain, diverse predictions everywhere."""
+        config = self.config
+        label, unsure = fast.argmax(1), entropy(logits.detach().float()) > self.sure_below
+        chosen = (sure & unsure) if config.select == "uncertain" else torch.ones_like(sure)
+        chosen = chosen & present[label]
+        self.log("share_taught", chosen.float().mean())
+        loss = z.new_zeros((), dtype=torch.float32)
+        if config.contrastive_weight:
+            near = nearest(z.detach().float(), prototypes, present)
+            views = torch.stack([z.float(), self.slow.features(view).float(), near])
+            term = contrastive(self.projector(views), config.temperature, chosen)
+            self.log("loss_contrastive", term)
+            loss = loss + config.contrastive_weight * term
+        if config.prototype_weight:
+            term = masked_mean((z.float() - prototypes[label]).square().mean(1), chosen)
+            self.log("loss_prototype", term)
+            loss = loss + config.prototype_weight * term
+        if config.information_weight:
+            term = information_maximisation(logits.float())
+            self.log("loss_information", term)
+            loss = loss + config.information_weight * term
+        return loss
+
+
+@register("slomo_fast", paper="arXiv:2511.18468", trains="norm layers", needs_features=True,
+          returns="sum of the members' logits from before the update, calibrated")  # fmt: skip
+class SloMoFast(SloMoFastAdapter):
+    """A fast and a slow teacher with prototypes from the stream; only normalisation layers move."""
+
+
+@dataclass(frozen=True)
+class SloMoFastStarConfig(SloMoFastConfig):
+    """Options of SloMo-Fast*, whose student trains all parameters."""
+
+    lr: float = option(3e-4, "step size", low=0.0)
+
+
+@register("slomo_fast_star", paper="arXiv:2511.18468", trains="all parameters", needs_features=True,
+          norms=("batch", "group", "layer", "none"),
+          returns="sum of the members' logits from before the update, calibrated")  # fmt: skip
+class SloMoFastStar(SloMoFastAdapter):
+    """SloMo-Fast whose student moves all of its parameters."""
+
+    Config = SloMoFastStarConfig
+    part = "all"
+
+
+def combine(logits: dict[str, Tensor], calibrate: bool, smoothing: float) -> Tensor:
+    """The members' logits added up and, if asked, weighted with the batch's class prior."""
+    total = torch.stack([member.float() for member in logits.values()]).sum(0)
+    return label_calibration(total, smoothing) if calibrate else total
+
+
+def nearest(z: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
+    """For each feature (B, D) the prototype (C, D) of highest cosine among the classes that have one."""
+    cosine = F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T
+    return prototypes[cosine.masked_fill(~present, -2.0).argmax(1)]
+
+
+def _disagreement(a: Tensor, b: Tensor) -> Tensor:
+    return (a.argmax(1) != b.argmax(1)).float().mean()
+
+
+def _flat_or_empty(parameters: list[nn.Parameter]) -> Tensor:
+    return flatten(parameters) if parameters else torch.zeros(0)
+
+
+@torch.no_grad()
+def _feature_size(model: Classifier, shape: tuple[int, ...] | None, device: torch.device) -> int:
+    return int(model.features(torch.zeros(2, *(shape or ()), device=device)).shape[1])
+
+
+def _projector(dim: int, width: int, rng: Rng) -> nn.Sequential:
+    """Linear, ReLU, Linear with PyTorch's usual ranges, drawn from the adapter's own generator."""
+    layers = nn.Sequential(nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, width))
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            bound = 1 / math.sqrt(layer.in_features)
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.uniform_(-bound, bound, generator=rng.host)
+    return layers
