@@ -1,0 +1,155 @@
+"""From a job to the objects that run it: data, source network, setting, adapter; and the job's id."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from slomofast.bench.job import Job, Resolved, canonical, digest, plain
+from slomofast.core.errors import ConfigError, ModelError
+from slomofast.core.registry import describe
+from slomofast.data import open_data
+from slomofast.data.catalog import DataSet
+from slomofast.models import load_source, model_fingerprint
+from slomofast.streams import Setting, make_setting
+
+
+def resolve(job: Job) -> Resolved:
+    """The job with every option filled in, checked against what the method, setting, data and model accept.
+
+    Opens the data and loads the network once for each distinct choice (the answers are remembered), because the
+    id depends on their contents.
+    """
+    data = data_facts(job)
+    config = describe(job.method).adapter.Config.for_(data["family"], **job.options)
+    setting = job_setting(job).to_dict()
+    model = model_facts(job)
+    if model["classes"] < data["logits"]:
+        raise ModelError(
+            f"model {job.model!r} gives {model['classes']} logits but {data['name']} needs {data['logits']}; "
+            "choose weights trained on its classes"
+        )
+    options = plain(config)
+    identity = {
+        "method": job.method,
+        "options": options,
+        "setting": setting,
+        "data": data["fingerprint"],
+        "model": [model["name"], model["fingerprint"]],
+        "seed": job.seed,
+        "batch_size": job.batch_size,
+        "images_per_domain": job.images_per_domain,
+        "severity": job.severity,
+        "domains": job.domains,
+        "precision": job.precision,
+        "metrics": job.metrics,
+        "compile": job.compile,
+        "channels_last": job.channels_last,
+    }
+    fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"]}
+    return Resolved(job, digest(identity), options, plain(setting), data, model, fingerprints)
+
+
+def job_setting(job: Job) -> Setting:
+    """The setting a job names, with its options."""
+    return make_setting(job.setting, **job.setting_options)
+
+
+def job_data(job: Job, device: torch.device | None = None) -> DataSet:
+    """The data set a job names; images come out on `device` where the data set can make them there."""
+    options = dict(job.data_options)
+    if device is not None and device.type != "cpu":
+        options["device"] = str(device)
+    return open_data(job.data, **options)
+
+
+def job_model(job: Job, device: torch.device | None = None) -> nn.Module:
+    """The source network a job names, in eval mode on `device`.
+
+    A network without weights starts from the same random numbers every time.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = load_source(job.model, job.weights or None, **job.model_options)
+    model = model.to(device or torch.device("cpu"))
+    if job.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    return model
+
+
+def probe_images(data: DataSet, severity: float, count: int = 2) -> Tensor:
+    """The first few images of the first domain: float32 in [0, 1], shape (count, 3, H, W)."""
+    images = data.load(data.domains[0], severity, np.arange(min(count, data.size)))
+    return images.to(torch.float32) / 255
+
+
+_facts: dict[str, dict[str, Any]] = {}  # answers about data and networks that were looked at already
+
+
+def data_facts(job: Job) -> dict[str, Any]:
+    """What a record says about the data of a job."""
+    key = canonical(["data", job.data, job.data_options])
+    if key not in _facts:
+        data = job_data(job)
+        mask = data.class_mask
+        _facts[key] = {
+            "spec": job.data,
+            "options": plain(job.data_options),
+            "name": data.name,
+            "family": data.family,
+            "classes": data.classes,
+            "size": data.size,
+            "image_size": data.image_size,
+            "logits": data.classes if mask is None else int(np.max(mask)) + 1,
+            "fingerprint": data.fingerprint,
+        }
+    return dict(_facts[key])
+
+
+def model_facts(job: Job) -> dict[str, Any]:
+    """What a record says about the network of a job."""
+    size = data_facts(job)["image_size"]
+    key = canonical(["model", job.model, job.weights, [_stamp(p) for p in job.weights], job.model_options, size])
+    if key not in _facts:
+        model = job_model(job)
+        with torch.no_grad():
+            output = model(torch.zeros(1, 3, size, size))
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            raise ModelError(f"model {job.model!r} does not return logits of shape (n, classes)")
+        _facts[key] = {
+            "name": job.model,
+            "weights": [Path(path).name for path in job.weights],
+            "options": plain(job.model_options),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "classes": logits.shape[1],
+            "fingerprint": model_fingerprint(model),
+        }
+    return dict(_facts[key])
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Changes when a file changes."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_size)
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device of that name; None or `auto` takes a GPU where there is one."""
+    if name in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{name!r} is no device; try cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for but torch sees no GPU; use --device cpu")
+    return device

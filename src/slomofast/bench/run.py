@@ -1,0 +1,438 @@
+"""Run one job from start, or from its checkpoint, to its record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import platform
+import subprocess
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import slomofast
+from slomofast.bench.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from slomofast.bench.cost import cost_figures, forward_seconds
+from slomofast.bench.evaluate import Seconds, evaluate, peak_bytes
+from slomofast.bench.job import Job, Resolved, plain
+from slomofast.bench.parts import job_data, job_model, job_setting, pick_device, probe_images, resolve
+from slomofast.bench.source import fit_source, requirements
+from slomofast.bench.store import FORMAT, Record, Store
+from slomofast.bench.trace import Diagnostics, forgetting_figures, prototype_features
+from slomofast.core.errors import ConfigError, SlomofastError, unknown_name
+from slomofast.metrics import Curve, ForgettingProbe, Step, summarise
+from slomofast.streams import Stream
+
+ON_OOM = ("fail", "micro-batch")
+_MAX_WARNINGS = 20
+_SETTLE = 64  # steps between two readings of the device's clock
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How jobs run, as opposed to what they are: nothing here changes a result beyond rounding.
+
+    Attributes:
+        device: `cpu`, `cuda`, `cuda:1`, ...; None takes a GPU where there is one.
+        checkpoint_every: steps between checkpoints; 0 writes none.
+        on_oom: `fail` records a job that runs out of memory as failed; `micro-batch` tries once more with half the
+            batch size and says so in the record.
+        notify_every: seconds between progress messages.
+    """
+
+    device: str | None = None
+    checkpoint_every: int = 200
+    on_oom: str = "fail"
+    notify_every: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.on_oom not in ON_OOM:
+            raise unknown_name("reaction to running out of memory", self.on_oom, ON_OOM)
+        if self.checkpoint_every < 0:
+            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; give steps, or 0 for no checkpoints")
+
+    def on(self, device: str | None) -> RunOptions:
+        """The same on another device."""
+        return dataclasses.replace(self, device=device)
+
+
+class Progress(NamedTuple):
+    """How far a job is; `error` is the percent wrong of everything seen in this sitting."""
+
+    id: str
+    step: int
+    steps: int
+    error: float
+    place: str
+    cycle: int
+
+
+def run_job(
+    job: Job,
+    store: Store | str | Path,
+    on_step: Callable[[Step], None] | None = None,
+    checkpoint_every: int = 200,
+    device: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Record:
+    """The record of a job: read from the store if it is there, otherwise run now and stored.
+
+    An interrupted job continues from its last checkpoint; on the CPU the result is the same to the last bit as
+    without the interruption. Errors are raised, not recorded (a sweep records them: see `attempt`).
+    """
+    store = store if isinstance(store, Store) else Store(store)
+    resolved = resolve(job)
+    row = store.row(resolved.id)
+    if row is not None and row.status == "done":
+        return store.get(resolved.id)
+    options = RunOptions(device=device, checkpoint_every=checkpoint_every)
+    return keep(execute(resolved, store, options, on_progress, on_step), store)
+
+
+def attempt(
+    resolved: Resolved,
+    store: Store,
+    options: RunOptions,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Record:
+    """Run a job and give back its record whatever happens: failures are records too. The caller stores it."""
+    try:
+        return execute(resolved, store, options, on_progress)
+    except Exception as error:
+        if not out_of_memory(error):
+            return failure(resolved, reason_for(error), error)
+        if options.on_oom == "fail" or resolved.job.batch_size == 1:
+            advice = "" if options.on_oom != "fail" else "; --on-oom micro-batch tries again with half the batch"
+            return failure(resolved, f"out of memory with batch size {resolved.job.batch_size}{advice}", error)
+    return _smaller(resolved, store, options, on_progress)
+
+
+def _smaller(
+    resolved: Resolved, store: Store, options: RunOptions, on_progress: Callable[[Progress], None] | None
+) -> Record:
+    """One more try with half the batch; the record keeps the id of what was asked for and says what was done."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    size = resolved.job.batch_size // 2
+    half = dataclasses.replace(
+        resolved, job=dataclasses.replace(resolved.job, batch_size=size), id=f"{resolved.id}-half"
+    )
+    note = f"out of memory with batch size {resolved.job.batch_size}: ran with {size} instead"
+    try:
+        record = execute(half, store, options, _renamed(on_progress, resolved.id))
+    except Exception as error:
+        reason = "out of memory again" if out_of_memory(error) else reason_for(error)
+        return failure(resolved, f"{note}; then: {reason}", error)
+    clear_checkpoint(store, half.id)
+    return record | {"id": resolved.id, "warnings": [note, *record["warnings"]], "micro_batch": size}
+
+
+def _renamed(on_progress: Callable[[Progress], None] | None, id: str) -> Callable[[Progress], None] | None:
+    return None if on_progress is None else lambda progress: on_progress(progress._replace(id=id))
+
+
+def execute(
+    resolved: Resolved,
+    store: Store,
+    options: RunOptions,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> Record:
+    """Do the work of a job and return its record without storing it; checkpoints go into the store's folder."""
+    with _collected_warnings() as noted:
+        run = _Run(resolved, store, options)
+        run.resume()
+        run.play(on_progress, on_step)
+        return run.record(noted)
+
+
+class _Run:
+    """A job in progress: its objects and what has been measured so far."""
+
+    def __init__(self, resolved: Resolved, store: Store, options: RunOptions) -> None:
+        job, self.resolved, self.options = resolved.job, resolved, options
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self.device = pick_device(options.device)
+        self.checkpoint_path = checkpoint_path(store, resolved.id)
+        cache = store.folder("cache")
+        data = job_data(job, self.device)
+        model = job_model(job, self.device)
+        setting = job_setting(job)
+        facts = requirements(resolved, data, model, cache, setting.requirements())
+        self.source_errors: dict[str, float] | None = facts.get("source_errors")
+        self.stream = Stream(
+            setting,
+            data,
+            batch_size=job.batch_size,
+            seed=job.seed,
+            images_per_domain=job.images_per_domain,
+            severity=job.severity,
+            domains=job.domains,
+            held_out=job.held_out,
+            device=self.device,
+            **facts,
+        )
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.adapter = slomofast.adapt(
+            model,
+            job.method,
+            seed=job.seed,
+            precision=job.precision,
+            probe=probe_images(data, job.severity).to(self.device),
+            # Waiting for the device to say that all pixels are finite would cost a stop per step.
+            check_input="now" if self.device.type == "cpu" else "deferred",
+            compile=job.compile,
+            channels_last=job.channels_last,
+            preset=data.family,
+            **job.options,
+        )
+        if self.adapter.needs_source:
+            fit_source(self.adapter, resolved, data, cache)
+        self.mask = None if data.class_mask is None else torch.as_tensor(data.class_mask, device=self.device)
+        self.forward: float | None = None
+        if "cost" in job.metrics:
+            images = self.stream.batch(0).images
+            self.forward = forward_seconds(model, images, job.precision)
+        self.curve = Curve.for_stream(self.stream)
+        self.diagnostics = Diagnostics()
+        self.probe = ForgettingProbe(self.stream) if job.held_out else None
+        self.position = 0
+        self.seconds = 0.0
+        self.interruptions = 0
+
+    def resume(self) -> None:
+        """Continue from the checkpoint of this job, if there is one."""
+        state = read_checkpoint(self.checkpoint_path, self._state_key(), self.device)
+        if state is None:
+            return
+        self.adapter.load_state_dict(state.adapter)
+        self.curve = Curve.from_dict(state.trace["curve"])
+        self.diagnostics = Diagnostics(state.trace["diagnostics"], state.position)
+        if self.probe is not None:
+            self.probe.load_dict(state.trace["held_out"])
+        self.position, self.seconds = state.position, state.seconds
+        self.interruptions = state.interruptions + 1
+
+    def play(self, on_progress: Callable[[Progress], None] | None, on_step: Callable[[Step], None] | None) -> None:
+        """Take every remaining step of the stream."""
+        begun, every = time.perf_counter() - self.seconds, self.options.checkpoint_every
+        meter = _Meter(self.resolved.id, self.stream, self.options.notify_every, on_progress)
+        for step in evaluate(self.adapter, self.stream.from_position(self.position)):
+            if self.mask is not None:
+                step = dataclasses.replace(step, logits=step.logits[:, self.mask])
+            self.curve.update(step)
+            self.diagnostics.update(step.diagnostics)
+            self.position = step.position + 1
+            if self.probe is not None:
+                self.probe.observe(self.adapter, step.position)
+            if on_step is not None:
+                on_step(step)
+            meter.update(step)
+            self.seconds = time.perf_counter() - begun
+            if self.position % _SETTLE == 0:
+                self._settle()
+            if every and self.position % every == 0 and self.position < self.stream.total:
+                self._save()
+
+    def _settle(self) -> None:
+        """Turn times still on a device's queue into numbers; done in bulk because it waits for the queue."""
+        column = self.curve["seconds"]
+        for number in range(len(column) - 1, -1, -1):
+            if not isinstance(column[number], Seconds):
+                break
+            column[number] = float(column[number])
+
+    def _save(self) -> None:
+        self._settle()
+        trace = {
+            "curve": self.curve.to_dict(),
+            "diagnostics": self.diagnostics.to_dict(),
+            "held_out": None if self.probe is None else self.probe.to_dict(),
+        }
+        state = Checkpoint(
+            self._state_key(),
+            self.position,
+            self.adapter.state_dict(),
+            trace,
+            self.seconds,
+            self.interruptions,
+        )
+        write_checkpoint(self.checkpoint_path, state)
+
+    def _state_key(self) -> str:
+        """A checkpoint belongs to one job on one stream under one version of the program."""
+        return f"{self.resolved.id} {self.stream.fingerprint} {slomofast.__version__} {self.device.type}"
+
+    def record(self, noted: list[str]) -> Record:
+        """Everything that happened, as plain types."""
+        self._settle()
+        job, curve = self.resolved.job, self.curve.to_dict()
+        metrics: dict[str, Any] = summarise(self.curve, [m for m in job.metrics if m not in ("forgetting", "cost")])
+        if self.probe is not None:
+            metrics["forgetting"] = forgetting_figures(self.probe.to_dict())
+        if "cost" in job.metrics:
+            on_gpu = self.device.type == "cuda"
+            metrics["cost"] = cost_figures(
+                curve["seconds"],
+                curve["count"],
+                forward=self.forward,
+                peak_device=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
+                peak_host=peak_bytes(torch.device("cpu")),
+                trainable_share=self.adapter.trainable_share(),
+            )
+        names = self.stream.domains
+        segments = [
+            row | {"domain": names[row["domain"]] if row["domain"] >= 0 else None} for row in self.stream.table()
+        ]
+        return plain(
+            {
+                "format": FORMAT,
+                "id": self.resolved.id,
+                "status": "done",
+                "reason": None,
+                "job": self.resolved.describe() | ({"source_errors": self.source_errors} if self.source_errors else {}),
+                "environment": environment(self.device) | {"interruptions": self.interruptions},
+                "fingerprints": {**self.resolved.fingerprints, "stream": self.stream.fingerprint},
+                "started": self.started,
+                "seconds": round(self.seconds, 3),
+                "curve": curve,
+                "segments": segments,
+                "metrics": metrics,
+                "diagnostics": self.diagnostics.to_dict(),
+                "skipped_steps": self.adapter.skipped,
+                "warnings": noted,
+                "prototypes": prototype_features(self.adapter),
+            }
+        )
+
+
+class _Meter:
+    """Tells how far a job is, at most every so many seconds; counts on the device in between."""
+
+    def __init__(self, id: str, stream: Stream, every: float, notify: Callable[[Progress], None] | None) -> None:
+        self.id, self.stream, self.every, self.notify = id, stream, every, notify
+        self.wrong: Tensor | None = None
+        self.seen = 0
+        self.last = 0.0
+
+    def update(self, step: Step) -> None:
+        if self.notify is None:
+            return
+        wrong = (step.logits.argmax(1) != step.target).sum()
+        self.wrong = wrong if self.wrong is None else self.wrong + wrong
+        self.seen += len(step.target)
+        now = time.perf_counter()
+        if now - self.last >= self.every or step.position + 1 == self.stream.total:
+            self.last = now
+            error = 100 * int(self.wrong) / self.seen
+            place = self.stream.segments[step.segment].name
+            self.notify(Progress(self.id, step.position + 1, self.stream.total, error, place, step.cycle))
+
+
+def checkpoint_path(store: Store, id: str) -> Path:
+    """Where the checkpoint of a job is, or would be."""
+    return store.folder("checkpoints") / f"{id}.pt"
+
+
+def keep(record: Record, store: Store) -> Record:
+    """Store a record, and only then drop the checkpoint it makes superfluous."""
+    store.put(record)
+    if record["status"] == "done":
+        clear_checkpoint(store, record["id"])
+    return record
+
+
+def clear_checkpoint(store: Store, id: str) -> None:
+    """Remove a checkpoint that is no longer needed; the record must be in the store by then."""
+    checkpoint_path(store, id).unlink(missing_ok=True)
+
+
+def failure(resolved: Resolved, reason: str, error: BaseException | None = None) -> Record:
+    """The record of a job that did not work out."""
+    return {
+        "format": FORMAT,
+        "id": resolved.id,
+        "status": "failed",
+        "reason": reason,
+        "job": resolved.describe(),
+        "environment": environment(None),
+        "fingerprints": resolved.fingerprints,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": 0.0,
+        "curve": None,
+        "segments": [],
+        "metrics": {},
+        "diagnostics": {},
+        "skipped_steps": 0,
+        "warnings": [],
+        "prototypes": None,
+        "traceback": "" if error is None else "".join(traceback.format_exception(error)),
+    }
+
+
+def reason_for(error: BaseException) -> str:
+    """One line saying what went wrong; errors made on purpose speak for themselves."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, SlomofastError) else f"{type(error).__name__}: {text}"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on the device or the host."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def environment(device: torch.device | None) -> dict[str, Any]:
+    """Versions and machine facts that a result may depend on."""
+    name = None if device is None else str(device)
+    if device is not None and device.type == "cuda":
+        name = f"cuda ({torch.cuda.get_device_name(device)})"
+    return {
+        "slomofast": slomofast.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+    }
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Commit of the source tree this runs from, with `+` when it was changed; None outside of one."""
+    folder = Path(slomofast.__file__).parent
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        words = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip() or None
+    return None
+
+
+@contextlib.contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """Warnings raised inside, each text once, at most `_MAX_WARNINGS` of them."""
+    noted: list[str] = []
+
+    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+        text = str(message)
+        if text not in noted and len(noted) < _MAX_WARNINGS:
+            noted.append(text)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = note
+        yield noted

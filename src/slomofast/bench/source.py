@@ -1,0 +1,92 @@
+"""What a job needs of the source side, measured once and kept: errors by domain, statistics of clean images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slomofast.bench.job import Resolved, digest
+from slomofast.bench.store import write_atomically
+from slomofast.core.errors import ConfigError, DataError
+from slomofast.data.catalog import DataSet
+from slomofast.streams import measure_source_errors
+
+SOURCE_ERROR_IMAGES = 1000  # per domain; orders domains reliably, at a fifteenth of a full pass
+
+
+def source_errors(resolved: Resolved, data: DataSet, model: nn.Module, cache: Path) -> dict[str, float]:
+    """The source network's error (percent) on each domain, from the cache or measured now.
+
+    Orders that go from easy to hard use it. The images do not depend on the run's seed, so all seeds of a sweep
+    share one order.
+    """
+    job = resolved.job
+    images = min(SOURCE_ERROR_IMAGES, job.images_per_domain or SOURCE_ERROR_IMAGES)
+    key = digest([resolved.fingerprints, job.severity, images])
+
+    def measure() -> dict[str, float]:
+        device = next(model.parameters()).device
+
+        def predict(batch: Tensor) -> Tensor:
+            output = model(batch.to(device))
+            return getattr(output, "logits", output)
+
+        return measure_source_errors(predict, data, job.severity, images, job.batch_size)
+
+    return _remembered_json(cache / f"source-errors-{key}.json", measure)
+
+
+def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> None:
+    """Let a method take what it needs from clean source images, or put back what it took in an earlier job."""
+    job = resolved.job
+    identity = [job.method, resolved.options, resolved.fingerprints, job.seed, job.precision, job.batch_size]
+    path = cache / f"fit-{job.method}-{digest(identity)}.pt"
+    if path.exists():
+        try:
+            adapter.load_state_dict(torch.load(path, map_location=adapter.device, weights_only=True))
+            adapter._remember()  # a reset must come back to the fitted state
+            return
+        except (RuntimeError, EOFError, OSError, ValueError, KeyError):
+            path.unlink(missing_ok=True)  # cut short or of another version: fit again
+    adapter.fit_source(clean_batches(data, job.batch_size, job.method))
+    part = path.with_suffix(".tmp")
+    torch.save(adapter.state_dict(), part)
+    part.replace(path)
+
+
+def clean_batches(data: DataSet, batch_size: int, method: str) -> Iterable[tuple[Tensor, Tensor]]:
+    """Batches of clean labelled images of the data set; an error that says what to do where it has none."""
+    loader = getattr(data, "clean_loader", None)
+    if loader is None:
+        raise DataError(
+            f"method {method!r} needs clean source images, and the data set {data.name!r} has none; "
+            "use a data set that makes its corruptions itself, or a method without needs_source (`slomofast methods`)"
+        )
+    return loader(batch_size=batch_size)
+
+
+def _remembered_json(path: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        value = measure()
+        write_atomically(path, json.dumps(value).encode())
+        return value
+
+
+def requirements(
+    resolved: Resolved, data: DataSet, model: nn.Module, cache: Path, needs: Iterable[str]
+) -> dict[str, Any]:
+    """Arguments for `Stream` that a setting asks for: facts about the source network."""
+    found: dict[str, Any] = {}
+    for name in needs:
+        if name == "source_errors":
+            found[name] = source_errors(resolved, data, model, cache)
+        elif name != "matrices":  # `ccc` falls back on a built-in schedule without matrices
+            raise ConfigError(f"setting {resolved.setting['name']!r} needs {name!r}, which a job cannot provide")
+    return found

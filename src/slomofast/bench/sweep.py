@@ -1,0 +1,309 @@
+"""Many jobs from one readable file, run as often as it takes until every record exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import os
+import re
+import string
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from slomofast.bench.executors import InProcess, Listener, Silent
+from slomofast.bench.job import Job, Resolved, unresolved_id
+from slomofast.bench.parts import resolve
+from slomofast.bench.run import RunOptions, failure, reason_for
+from slomofast.bench.store import Record, Store
+from slomofast.core.errors import ConfigError, unknown_name
+from slomofast.core.registry import list_methods
+from slomofast.streams import list_settings
+
+_TOP = ("title", "about", "plugins", "paths", "defaults", "data", "grid")
+_LISTS = {"methods": "method", "settings": "setting", "data": "data", "seeds": "seed"}
+_JOB = {f.name for f in dataclasses.fields(Job)}
+_SHARED = _JOB - {"method", "options", "setting", "setting_options", "data"}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A named list of jobs. `plugins` are modules to import first, for methods or data registered by hand."""
+
+    title: str
+    about: str
+    jobs: tuple[Job, ...]
+    plugins: tuple[str, ...] = ()
+
+
+class Executor(Protocol):
+    """Something that runs jobs: see `executors` and `cluster`."""
+
+    def run(self, jobs: list[Resolved], store: Store, options: RunOptions, listener: Listener) -> None:
+        """Run all jobs and put their records into the store."""
+
+
+# reading
+
+
+def list_presets() -> list[str]:
+    """Names of the sweeps that come with the package."""
+    return sorted(Path(entry.name).stem for entry in _presets().iterdir() if entry.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    """The file of a preset, to read or to copy."""
+    if name not in list_presets():
+        raise unknown_name("preset", name, list_presets())
+    return (_presets() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _presets() -> Any:
+    return resources.files("slomofast.bench") / "presets"
+
+
+def load_sweep(path: str | Path, paths: Mapping[str, str] | None = None, skip_unknown: bool = False) -> Sweep:
+    """The jobs of a sweep file. `paths` replaces entries of its `[paths]` table."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        known = ", ".join(list_presets())
+        raise ConfigError(f"no sweep file {path}; the presets are called with --preset: {known}") from None
+    return parse_sweep(text, str(path), paths, skip_unknown)
+
+
+def load_preset(name: str, paths: Mapping[str, str] | None = None, skip_unknown: bool = False) -> Sweep:
+    """The jobs of a preset."""
+    return parse_sweep(preset_text(name), f"preset {name}", paths, skip_unknown)
+
+
+def parse_sweep(
+    text: str, name: str = "sweep", paths: Mapping[str, str] | None = None, skip_unknown: bool = False
+) -> Sweep:
+    """The jobs that a sweep file describes, each once, in the order of the file.
+
+    Every `[[grid]]` is the product of its methods, settings, data and seeds. `skip_unknown` leaves out methods
+    that this installation does not have instead of refusing the file.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML: {error}") from None
+    _known(f"entry of {name}", content, _TOP)
+    plugins = tuple(content.get("plugins", ()))
+    for module in plugins:
+        importlib.import_module(module)
+    places = {**content.get("paths", {}), **(paths or {})}
+    for given in paths or {}:
+        if given not in content.get("paths", {}):
+            raise unknown_name(f"path of {name}", given, content.get("paths", {}))
+    defaults = content.get("defaults", {})
+    _known(f"default of {name}", defaults, _SHARED | set(_LISTS))
+    data_tables = content.get("data", {})
+    for table in data_tables.values():
+        _known(f"data entry of {name}", table, _SHARED | {"spec"})
+    grids = content.get("grid", [])
+    if not grids:
+        raise ConfigError(f"{name} has no [[grid]]; add one with methods and settings")
+    jobs: dict[str, Job] = {}
+    for number, grid in enumerate(grids, 1):
+        where = f"{name}, grid {number}"
+        _known(f"entry of {where}", grid, _SHARED | set(_LISTS))
+        for job in _expand({**defaults, **grid}, data_tables, places, where, skip_unknown):
+            jobs.setdefault(unresolved_id(job), job)
+    return Sweep(content.get("title", name), content.get("about", "").strip(), tuple(jobs.values()), plugins)
+
+
+def _expand(
+    grid: Mapping[str, Any],
+    tables: Mapping[str, Mapping[str, Any]],
+    places: Mapping[str, str],
+    where: str,
+    skip_unknown: bool,
+) -> Iterable[Job]:
+    axes = {key: _as_list(grid.get(key, default)) for key, default in _AXES.items()}
+    if not axes["methods"]:
+        raise ConfigError(f'{where} names no methods; add methods = ["source", "slomo_fast"]')
+    methods = _named(axes["methods"], "method", list_methods(), skip_unknown)
+    settings = _named(axes["settings"], "setting", list_settings(True), False)
+    common = {k: v for k, v in grid.items() if k in _SHARED}
+    for data, (setting, setting_options), (method, options), seed in itertools.product(
+        axes["data"], settings, methods, axes["seeds"]
+    ):
+        table = dict(tables.get(data, {"spec": data}))
+        fields: dict[str, Any] = {"data": table.pop("spec", data), **common, **table}
+        fields = {k: _fill(v, places, where) for k, v in fields.items()}
+        yield Job(
+            method=method,
+            options=options,
+            setting=setting,
+            setting_options=setting_options,
+            seed=seed,
+            **fields,
+        )
+
+
+_AXES: dict[str, Any] = {"methods": (), "settings": ("continual",), "data": ("glyphs",), "seeds": (0,)}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _named(entries: list[Any], kind: str, known: Iterable[str], skip_unknown: bool) -> list[tuple[str, dict[str, Any]]]:
+    """`"tent"` and `{name = "tent", lr = 1e-3}` as (name, options); wrong names are refused or left out."""
+    known, found = list(known), []
+    for entry in entries:
+        options = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
+        name = options.pop("name", None)
+        if name in known:
+            found.append((name, options))
+        elif not skip_unknown:
+            raise unknown_name(kind, name, known)
+    return found
+
+
+def _fill(value: Any, places: Mapping[str, str], where: str) -> Any:
+    """`${name}` replaced by the entry of `[paths]`, or by the environment variable of that name."""
+    if isinstance(value, list):
+        return [_fill(item, places, where) for item in value]
+    if not isinstance(value, str) or "$" not in value:
+        return value
+    try:
+        return os.path.expanduser(string.Template(value).substitute({**os.environ, **places}))
+    except KeyError as error:
+        raise ConfigError(
+            f"{where}: ${{{error.args[0]}}} in {value!r} is neither in [paths] nor an environment variable"
+        ) from None
+
+
+def _known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    for key in given:
+        if key not in set(known):
+            raise unknown_name(kind, key, known)
+
+
+# running
+
+
+@dataclass
+class Plan:
+    """What a sweep will do: jobs to run, ids that exist, failures of earlier, jobs that cannot be completed."""
+
+    todo: list[Resolved] = field(default_factory=list)
+    done: list[Resolved] = field(default_factory=list)
+    failed_before: list[Resolved] = field(default_factory=list)
+    broken: list[tuple[Job, str]] = field(default_factory=list)
+
+
+@dataclass
+class Summary:
+    """How a sweep went. `ok` means that every job of it has a finished record."""
+
+    ran: int = 0
+    skipped: int = 0
+    failed: list[tuple[str, str, str]] = field(default_factory=list)  # (id, title, reason)
+    damaged: list[Path] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed
+
+
+def make_plan(
+    sweep: Sweep, store: Store, retry_failed: bool = False, on_job: Callable[[int], None] | None = None
+) -> Plan:
+    """Complete every job and sort it by what the store already knows; `on_job` hears how many are looked at."""
+    plan, seen = Plan(), set[str]()
+    store.rows()
+    for number, job in enumerate(sweep.jobs, 1):
+        try:
+            resolved = resolve(job)
+        except Exception as error:  # a missing file must not stop the jobs that can run
+            plan.broken.append((job, reason_for(error)))
+            continue
+        finally:
+            if on_job is not None:
+                on_job(number)
+        if resolved.id in seen:
+            continue
+        seen.add(resolved.id)
+        if unresolved_id(job) in store:
+            store.discard(unresolved_id(job))
+        row = store.row(resolved.id)
+        if row is None or (row.status != "done" and retry_failed):
+            plan.todo.append(resolved)
+        else:
+            (plan.done if row.status == "done" else plan.failed_before).append(resolved)
+    return plan
+
+
+def run_sweep(
+    sweep: Sweep,
+    store: Store,
+    executor: Executor | None = None,
+    options: RunOptions | None = None,
+    listener: Listener | None = None,
+    *,
+    plan: Plan | None = None,
+    retry_failed: bool = False,
+) -> Summary:
+    """Run what is missing and say how it went; nothing a job does ends the sweep."""
+    plan = plan or make_plan(sweep, store, retry_failed)
+    listener = listener or Silent()
+    summary = Summary(skipped=len(plan.done))
+    for job, reason in plan.broken:
+        record = broken_record(job, reason)
+        store.put(record)
+        listener.finished(record)
+        summary.failed.append((record["id"], job.title, reason))
+    for resolved in plan.failed_before:
+        row = store.row(resolved.id)
+        summary.failed.append((resolved.id, resolved.job.title, f"{row.reason if row else ''} (in an earlier run)"))
+    titles = {resolved.id: resolved.job.title for resolved in plan.todo}
+    counting = _Counting(listener, summary, titles)
+    if plan.todo:
+        (executor or InProcess()).run(plan.todo, store, options or RunOptions(), counting)
+    summary.damaged = list(store.damaged)
+    return summary
+
+
+def broken_record(job: Job, reason: str) -> Record:
+    """The record of a job whose data, weights or options could not be completed."""
+    options = dict(job.options)
+    resolved = Resolved(
+        job=job,
+        id=unresolved_id(job),
+        options=options,
+        setting={"name": job.setting, **job.setting_options},
+        data={"spec": job.data, "name": re.split(r"[:/]", job.data)[0]},
+        model={"name": job.model, "weights": [Path(w).name for w in job.weights]},
+        fingerprints={},
+    )
+    return failure(resolved, reason)
+
+
+@dataclass
+class _Counting:
+    """Passes news on and keeps the summary."""
+
+    listener: Listener
+    summary: Summary
+    titles: Mapping[str, str]
+
+    def started(self, id: str, worker: str) -> None:
+        self.listener.started(id, worker)
+
+    def progressed(self, progress: Any) -> None:
+        self.listener.progressed(progress)
+
+    def finished(self, record: Record) -> None:
+        if record["status"] == "done":
+            self.summary.ran += 1
+        else:
+            self.summary.failed.append((record["id"], self.titles[record["id"]], record["reason"]))
+        self.listener.finished(record)
