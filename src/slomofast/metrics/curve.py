@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,15 +26,17 @@ COLUMNS = (
     "entropy",
     "by_domain",
 )
-_KNOWN = ("position", "segment", "cycle", "visit", "domain", "severity", "count", "seconds")
+_KNOWN = COLUMNS[:7]  # numbers that are there without waiting for a device
+_REAL = ("nll", "entropy")  # may be NaN when a method breaks down; JSON has null for that
 _FLUSH = 64
 
 
 class Curve:
     """Columns with one entry per batch; see `to_dict` for the names.
 
-    Numbers computed from logits stay on their device and are fetched for many steps at once, so that recording
-    does not make a GPU wait. Reading any column fetches what is outstanding.
+    Numbers computed from logits stay on their device and are fetched for many steps at once, so that
+    recording does not make a GPU wait; times may likewise be any object with `__float__`. Reading a column
+    fetches what is outstanding.
 
     Args:
         domains: names, in the order of the stream's domains.
@@ -55,6 +58,7 @@ class Curve:
         self._bins: dict[int, Tensor] = {}
         self._waiting: list[Tensor] = []
         self._mixtures: list[list[tuple[int, int]] | None] = []
+        self._times: list[float | None] = []
 
     @classmethod
     def for_stream(cls, stream: Any) -> Curve:
@@ -72,27 +76,19 @@ class Curve:
         domain, severity = step.domain.cpu(), step.severity.cpu()
         only = int(domain[0]) if bool((domain == domain[0]).all()) else -1
         strength = float(severity[0]) if bool((severity == severity[0]).all()) else -1.0
-        known = (
-            step.position,
-            step.segment,
-            step.cycle,
-            step.visit,
-            only,
-            strength,
-            len(target),
-            step.seconds,
-        )
+        known = (step.position, step.segment, step.cycle, step.visit, only, strength, len(target))
         for name, value in zip(_KNOWN, known, strict=True):
             self._columns[name].append(value)
-        numbers = [wrong.sum(), nll_per_sample(logits, target).sum(), entropy_per_sample(logits).mean()]
+        self._times.append(step.seconds)
+        sums = torch.stack([wrong.sum(), nll_per_sample(logits, target).sum(), entropy_per_sample(logits).mean()])
         mixture = None
         if only < 0:
             found, counts = torch.unique(domain, return_counts=True)
             mixture = list(zip(found.tolist(), counts.tolist(), strict=True))
             per_domain = torch.zeros(int(found[-1]) + 1, device=logits.device)
             per_domain.index_add_(0, domain.to(logits.device), wrong.float())
-            numbers.extend(per_domain[d] for d, _ in mixture)
-        self._waiting.append(torch.stack([n.double() for n in numbers]))
+            sums = torch.cat([sums, per_domain[found.to(logits.device)]])
+        self._waiting.append(sums.double())
         self._mixtures.append(mixture)
         bins = calibration_bins(logits, target, BINS)
         held = self._bins.get(step.cycle)
@@ -115,13 +111,10 @@ class Curve:
             self._columns["wrong"].append(int(wrong))
             self._columns["nll"].append(nll)
             self._columns["entropy"].append(entropy)
-            rows = (
-                None
-                if mixture is None
-                else [[d, n, int(w)] for (d, n), w in zip(mixture, parts, strict=True)]
-            )
-            self._columns["by_domain"].append(rows)
-        self._waiting, self._mixtures = [], []
+            rows = [[d, n, int(w)] for (d, n), w in zip(mixture or (), parts, strict=True)]
+            self._columns["by_domain"].append(rows or None)
+        self._columns["seconds"].extend(None if t is None else float(t) for t in self._times)
+        self._waiting, self._mixtures, self._times = [], [], []
 
     def __getitem__(self, column: str) -> list[Any]:
         """One column as a list."""
@@ -136,9 +129,7 @@ class Curve:
     def merge(self, other: Curve) -> None:
         """Add another part of the same stream; rows are put in the order of their positions."""
         if self.domains and other.domains and self.domains != other.domains:
-            raise ValueError(
-                f"curves of different domains cannot be merged: {self.domains} and {other.domains}"
-            )
+            raise ValueError(f"curves of different domains cannot be merged: {self.domains} and {other.domains}")
         both = set(self["position"]) & set(other["position"])
         if both:
             raise ValueError(f"both curves hold batch {min(both)}; merge disjoint parts of a stream")
@@ -155,19 +146,19 @@ class Curve:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types.
 
-        Columns: position, segment, cycle, visit, domain (-1: several), severity (-1: several), count, wrong, nll
-        (sum over samples, nats), seconds (null: untimed), entropy (mean, nats), by_domain (null, or
-        [[domain, count, wrong], ...] where a batch mixes domains). Calibration: bins_count, bins_confidence and
-        bins_correct, 15 numbers for each of the cycles in `bins_cycles`.
+        Columns: position, segment, cycle, visit, domain (-1: several), severity (-1: several), count, wrong,
+        nll (sum over samples, nats), seconds (null: untimed), entropy (mean, nats), by_domain (null, or
+        [[domain, count, wrong], ...] where a batch mixes domains). Calibration: bins_count, bins_confidence
+        and bins_correct, 15 numbers for each of the cycles in `bins_cycles`.
         """
         self._fetch()
         bins = self.bins
-        parts = {
-            f"bins_{name}": [bins[cycle][k] for cycle in bins]
-            for k, name in enumerate(("count", "confidence", "correct"))
-        }
+        names = ("bins_count", "bins_confidence", "bins_correct")
+        parts = {name: [bins[cycle][k] for cycle in bins] for k, name in enumerate(names)}
+        finite = {c: [v if math.isfinite(v) else None for v in self._columns[c]] for c in _REAL}
         return {
             **{name: list(values) for name, values in self._columns.items()},
+            **finite,
             "bins_cycles": list(bins),
             **parts,
             "domains": list(self.domains),
@@ -181,6 +172,8 @@ class Curve:
         """The curve that `to_dict` wrote."""
         curve = cls(plain["domains"], plain["groups"], plain.get("rule", "segments"))
         curve._columns = {name: list(plain[name]) for name in COLUMNS}
+        for name in _REAL:
+            curve._columns[name] = [math.nan if v is None else v for v in plain[name]]
         curve.peak_bytes = plain.get("peak_bytes")
         parts = zip(plain["bins_count"], plain["bins_confidence"], plain["bins_correct"], strict=True)
         for cycle, bins in zip(plain["bins_cycles"], parts, strict=True):
