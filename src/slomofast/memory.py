@@ -44,7 +44,7 @@ class PrototypeQueues(nn.Module):
 
     @torch.no_grad()
     def prototypes(self, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-        """Prototypes (C, D), each the mean of its queue weighted by 1 / (entropy + eps), and which classes have one (C,)."""
+        """Prototypes (C, D): means of the queues weighted by 1 / (entropy + eps); and which classes have one (C,)."""
         present = torch.isfinite(self.entropies)
         weight = torch.where(present, 1.0 / (self.entropies + eps), 0.0)
         weight = weight / weight.sum(1, keepdim=True).clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""The contract of every method: predict a batch, then learn from it, with state that saves, loads and resets exactly."""
+"""The contract of every method: predict a batch, then learn from it; state saves, loads and resets exactly."""
 
 from __future__ import annotations
 
@@ -209,6 +209,11 @@ class Adapter(nn.Module):
         """How many gradient steps were not applied because something was not finite."""
         return sum(int(m.skipped) for m in self.modules() if isinstance(m, FlatOptimizer))
 
+    @property
+    def steps_taken_by_gradient(self) -> bool:
+        """Whether any weight of this adapter moves by gradient."""
+        return any(m.targets for m in self.modules() if isinstance(m, FlatOptimizer))
+
     def trainable_share(self) -> float:
         """Parameters that move, as a share of the source model's."""
         self._require_built("trainable_share")
@@ -240,7 +245,7 @@ class Adapter(nn.Module):
         self.add_module(f"optimizer_{name}", optimizer)
 
     def update(self, loss: Tensor, *names: str) -> None:
-        """One gradient step of the named optimisers (all when none is named); a loss that is not finite moves nothing."""
+        """One gradient step of the named optimisers (of all, when none is named); a loss not finite moves nothing."""
         chosen = [
             module
             for key, module in self.named_children()

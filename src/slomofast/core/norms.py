@@ -81,7 +81,7 @@ def measure_statistics(module: nn.Module, on: bool) -> None:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalisation layer: PyTorch's own, or any with own weights and "norm" in its class name."""
+    """Whether a module is a normalisation layer: PyTorch's, or any with weights and "norm" in its class name."""
     named = "norm" in type(module).__name__.lower()
     return named and next(module.parameters(recurse=False), None) is not None and not any(module.children())
 

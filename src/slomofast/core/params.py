@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Literal, TypeVar
@@ -17,7 +18,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def copy_network(model: Network, train: Part = "none", statistics: Statistics = "batch", alpha: float = 0.1) -> Network:
-    """An independent copy in eval mode (dropout off) whose BatchNorm uses `statistics` and whose part `train` may learn.
+    """An independent copy in eval mode (dropout off): BatchNorm uses `statistics`, the part `train` may learn.
 
     >>> net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [p.requires_grad for p in copy_network(net, train="norm").parameters()]
@@ -68,3 +69,15 @@ def restore(parameters: Sequence[Tensor], source: Tensor, probability: float, rn
     now = flatten(parameters)
     back = rng.uniform(now.numel()) < probability
     torch._foreach_copy_(list(parameters), unflatten(torch.where(back, source, now), parameters))
+
+
+def projector(dim: int, width: int, rng: Rng) -> nn.Sequential:
+    """Linear, ReLU, Linear with PyTorch's usual ranges, drawn from the adapter's own generator."""
+    make = nn.utils.skip_init  # the layers' own initialisation would use the global generator
+    layers = nn.Sequential(make(nn.Linear, dim, width), nn.ReLU(), make(nn.Linear, width, width))
+    with torch.no_grad():
+        for layer in (layers[0], layers[2]):
+            bound = 1 / math.sqrt(layer.in_features)
+            for parameter in layer.parameters():
+                parameter.uniform_(-bound, bound, generator=rng.host)
+    return layers

@@ -12,7 +12,7 @@ from slomofast.core.errors import ModelError
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in whatever a classifier returns: a tensor, an object or dict with `logits`, or a tuple led by them."""
+    """The logits in what a classifier returns: a tensor, an object or dict with `logits`, or a tuple led by them."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):

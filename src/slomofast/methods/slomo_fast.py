@@ -31,9 +31,8 @@ from slomofast.core.adapter import Adapter, Ensemble
 from slomofast.core.config import option
 from slomofast.core.errors import ConfigError
 from slomofast.core.optim import OptimConfig
-from slomofast.core.params import copy_network, ema_update, flatten, restore, trainable
+from slomofast.core.params import copy_network, ema_update, flatten, projector, restore, trainable
 from slomofast.core.registry import register
-from slomofast.core.rng import Rng
 from slomofast.core.split import Classifier
 from slomofast.losses import (
     contrastive,
@@ -114,7 +113,7 @@ class SloMoFastAdapter(Adapter):
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
         dim, weight = _feature_size(model, self.sample_shape, self.device), next(model.parameters())
-        self.projector = _projector(dim, config.projection, self.rng).to(self.device)
+        self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
         self.optimize("student", self.student)
         self.optimize("slow", self.slow, lr=config.slow_lr)
@@ -276,15 +275,3 @@ def _flat_or_empty(parameters: list[nn.Parameter]) -> Tensor:
 @torch.no_grad()
 def _feature_size(model: Classifier, shape: tuple[int, ...] | None, device: torch.device) -> int:
     return int(model.features(torch.zeros(2, *(shape or ()), device=device)).shape[1])
-
-
-def _projector(dim: int, width: int, rng: Rng) -> nn.Sequential:
-    """Linear, ReLU, Linear with PyTorch's usual ranges, drawn from the adapter's own generator."""
-    layers = nn.Sequential(nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, width))
-    for layer in layers:
-        if isinstance(layer, nn.Linear):
-            bound = 1 / math.sqrt(layer.in_features)
-            with torch.no_grad():
-                for parameter in layer.parameters():
-                    parameter.uniform_(-bound, bound, generator=rng.host)
-    return layers
