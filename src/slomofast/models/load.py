@@ -24,7 +24,7 @@ def load_source(
     """A classifier in eval mode on the CPU that takes images in [0, 1], shape (n, 3, H, W), and gives logits.
 
     Args:
-        name: see `list_models()`; also `wrn_<depth>_<width>`, `torchvision:<name>`, `timm:<name>`, `hf:<name>`.
+        name: of `list_models()`, `wrn_<depth>_<width>`, `torchvision:<name>`, `timm:<name>` or `hf:<name>`.
         weights: a safetensors or .pt file, or several that hold a part of the state dict each. Without it a
             shipped network gets its own weights, `torchvision:`, `timm:` and `hf:` their pretrained ones, and
             the others stay at their random start.
@@ -61,9 +61,7 @@ def _own(name: str, weights: str | Path | Sequence[str | Path] | None, classes: 
     info = describe_model(name)
     if weights is None and info.weights is not None:
         if not info.weights.exists():
-            raise ModelError(
-                f"the weights shipped for {name!r} are missing from this installation; reinstall it"
-            )
+            raise ModelError(f"the weights shipped for {name!r} are missing from this installation; reinstall it")
         weights = info.weights
     if weights is None:
         model = info.build(classes or info.classes)

@@ -30,9 +30,7 @@ class Normalised(nn.Module):
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or not mean:
-            raise ConfigError(
-                f"mean and std need one value per channel each, got {list(mean)} and {list(std)}"
-            )
+            raise ConfigError(f"mean and std need one value per channel each, got {list(mean)} and {list(std)}")
         if min(std) <= 0:
             raise ConfigError(f"std must be positive in every channel, got {list(std)}")
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1))
@@ -90,9 +88,7 @@ def _error(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 100) -
     return 100 * float(wrong) / len(labels)
 
 
-def check_normalisation(
-    model: nn.Module, images: Tensor, labels: Tensor, margin: float = 2.0
-) -> NormalisationReport:
+def check_normalisation(model: nn.Module, images: Tensor, labels: Tensor, margin: float = 2.0) -> NormalisationReport:
     """Which of the common normalisations suits a network, by its error on labelled clean images.
 
     A checkpoint fed with the wrong normalisation still answers, only worse; a hundred clean images show it.
@@ -104,9 +100,7 @@ def check_normalisation(
         labels: int64, shape (n,).
     """
     if len(images) != len(labels) or not len(images):
-        raise ConfigError(
-            f"check_normalisation needs as many images as labels, got {len(images)}, {len(labels)}"
-        )
+        raise ConfigError(f"check_normalisation needs as many images as labels, got {len(images)}, {len(labels)}")
     x = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     as_given = _error(model, x, labels)
     bare = model.model if isinstance(model, Normalised) else model

@@ -64,9 +64,7 @@ _MODELS: dict[str, ModelInfo] = {
             10,
             lambda classes: resnet_gn.ResNetGN(26, classes),
         ),
-        ModelInfo(
-            "vit_tiny", "six-block transformer, patch 4", 32, 10, lambda n: vit.VisionTransformer(classes=n)
-        ),
+        ModelInfo("vit_tiny", "six-block transformer, patch 4", 32, 10, lambda n: vit.VisionTransformer(classes=n)),
         ModelInfo(
             "resnet_18_64",
             "ResNet-18 with a 3x3 stem, 64 pixels",
@@ -81,12 +79,8 @@ _MODELS: dict[str, ModelInfo] = {
             200,
             lambda n: resnet.resnet50(n, True),
         ),
-        ModelInfo(
-            "resnet_18", "ResNet-18 (names as in torchvision)", 224, 1000, lambda n: resnet.resnet18(n)
-        ),
-        ModelInfo(
-            "resnet_50", "ResNet-50 (names as in torchvision)", 224, 1000, lambda n: resnet.resnet50(n)
-        ),
+        ModelInfo("resnet_18", "ResNet-18 (names as in torchvision)", 224, 1000, lambda n: resnet.resnet18(n)),
+        ModelInfo("resnet_50", "ResNet-50 (names as in torchvision)", 224, 1000, lambda n: resnet.resnet50(n)),
         ModelInfo(
             "glyphs",
             "WideResNet-10-2 with a stride-2 stem, shipped trained on the glyphs data",
@@ -134,6 +128,4 @@ def describe_model(name: str) -> ModelInfo:
                 f"{name!r}: a WideResNet's depth is 6 n + 4 (10, 16, 22, 28, 40, ...), its width 1 or more"
             )
         return _wide(depth, width)
-    raise unknown_name(
-        "model", name, [*_MODELS, "wrn_<depth>_<width>", *(f"{p}<name>" for p in EXTERNAL_PREFIXES)]
-    )
+    raise unknown_name("model", name, [*_MODELS, "wrn_<depth>_<width>", *(f"{p}<name>" for p in EXTERNAL_PREFIXES)])

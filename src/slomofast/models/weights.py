@@ -29,9 +29,7 @@ def _read_one(path: Path) -> dict[str, Tensor]:
             from safetensors import SafetensorError
             from safetensors.torch import load_file
         except ImportError as error:
-            raise ModelError(
-                f"reading {path.name} needs the package safetensors: pip install safetensors"
-            ) from error
+            raise ModelError(f"reading {path.name} needs the package safetensors: pip install safetensors") from error
         try:
             return load_file(str(path))
         except (SafetensorError, OSError) as error:

@@ -62,9 +62,7 @@ class WideResNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
-            raise ConfigError(
-                f"a WideResNet's depth is 6 n + 4 with n >= 1 (10, 16, 22, 28, 40, ...), got {depth}"
-            )
+            raise ConfigError(f"a WideResNet's depth is 6 n + 4 with n >= 1 (10, 16, 22, 28, 40, ...), got {depth}")
         if width < 1:
             raise ConfigError(f"a WideResNet's width is at least 1, got {width}")
         blocks = (depth - 4) // 6
