@@ -106,3 +106,24 @@ def prior_correction(logits: Tensor, prior: Tensor) -> Tensor:
 def cosine_to(vectors: Tensor, reference: Tensor) -> Tensor:
     """Cosine similarity of each row to one vector."""
     return F.cosine_similarity(vectors, reference[None, :], dim=1)
+
+
+def certainty_diversity(logits: Tensor, average: Tensor, temperature: float = 1 / 3) -> tuple[Tensor, Tensor]:
+    """Weights (B,) that grow with certainty and with distance from the average prediction, and who is kept (B,).
+
+    Both figures are stretched to [0, 1] within the batch; a sample less diverse than the batch's mean is dropped and
+    weighs nothing. Where all samples agree (a batch of one, say) there is nothing to tell them apart by: all are kept
+    with weight one.
+
+    Args:
+        average: (C,) running mean of the predicted probabilities.
+    """
+    diversity = _stretched(1.0 - cosine_to(logits.softmax(1), average))
+    certainty = _stretched(-entropy(logits))
+    kept = ~(diversity < diversity.mean())  # values that are not numbers stay, so that the step is seen to fail
+    return torch.where(kept, (diversity * certainty / temperature).exp(), 0.0), kept
+
+
+def _stretched(values: Tensor) -> Tensor:
+    low, high = values.aminmax()
+    return (values - low) / (high - low).clamp_min(1e-8)

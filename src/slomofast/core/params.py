@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from slomofast.core.norms import Statistics, norm_parameters, set_statistics
 from slomofast.core.rng import Rng
 
-Part = Literal["norm", "all", "none"]
+Part = Literal["norm", "all", "named", "none"]
+"""norm: affine weights of normalisation layers. named: what is called weight or bias, so that class tokens, position
+tables and packed attention projections stay."""
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -26,7 +28,8 @@ def copy_network(model: Network, train: Part = "none", statistics: Statistics = 
     """
     copy = deepcopy(model).eval().requires_grad_(False)
     set_statistics(copy, statistics, alpha)
-    chosen = {"norm": norm_parameters(copy), "all": list(copy.parameters()), "none": []}[train]
+    named = [p for name, p in copy.named_parameters() if name.rpartition(".")[2] in ("weight", "bias")]
+    chosen = {"norm": norm_parameters(copy), "all": list(copy.parameters()), "named": named, "none": []}[train]
     for parameter in chosen:
         if parameter.is_floating_point():
             parameter.requires_grad_(True)
@@ -39,7 +42,9 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """All values in one vector."""
+    """All values in one vector; an empty one where there are none."""
+    if not tensors:
+        return torch.zeros(0)
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
@@ -58,6 +63,8 @@ def ema_update(target: nn.Module, source: nn.Module, momentum: float) -> None:
 @torch.no_grad()
 def pull_towards(parameters: Sequence[Tensor], anchor: Tensor, share: float) -> None:
     """Move parameters by `share` of the way to the values in the flat vector `anchor` (weight ensembling)."""
+    if not parameters:
+        return
     torch._foreach_lerp_(list(parameters), unflatten(anchor, parameters), share)
 
 
