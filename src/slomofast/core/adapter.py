@@ -177,7 +177,8 @@ class Adapter(nn.Module):
     def restart(self) -> None:
         """Return networks, optimisers and buffers to their first state; counters and random numbers go on."""
         if self._initial is not None:
-            self.load_state_dict({**self._initial, "_extra_state": self.get_extra_state()})
+            counters = {key: value for key, value in self.state_dict().items() if key.endswith(".skipped")}
+            self.load_state_dict({**self._initial, **counters, "_extra_state": self.get_extra_state()})
 
     def export(self) -> nn.Module:
         """An ordinary network with the adapted weights: predicts what `predict` does, no longer learns."""
@@ -244,8 +245,11 @@ class Adapter(nn.Module):
         optimizer = FlatOptimizer(chosen, cast(OptimConfig, self.config), lr)
         self.add_module(f"optimizer_{name}", optimizer)
 
-    def update(self, loss: Tensor, *names: str) -> None:
-        """One gradient step of the named optimisers (of all, when none is named); a loss not finite moves nothing."""
+    def update(self, loss: Tensor, *names: str, when: Tensor | None = None) -> None:
+        """One gradient step of the named optimisers (of all, when none is named); a loss not finite moves nothing.
+
+        `when` (0-d bool on the device) leaves the step out where it is unset, without waiting for the device.
+        """
         chosen = [
             module
             for key, module in self.named_children()
@@ -260,8 +264,12 @@ class Adapter(nn.Module):
         start = 0
         for optimizer in chosen:
             count = len(optimizer.targets)
-            optimizer.step(gradients[start : start + count], loss)
+            optimizer.step(gradients[start : start + count], loss, when)
             start += count
+
+    def usable(self, keep: Tensor) -> Tensor:
+        """The mask `keep`, emptied where the deferred input check found the current batch bad."""
+        return keep if self._bad_input is None else keep & ~self._bad_input
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Keep a figure of this step for whoever listens; tensors stay on the device until read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -90,6 +91,25 @@ def norm_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Affine weights of every normalisation layer, in the order of the network, each once."""
     found = {id(p): p for m in module.modules() if is_norm(m) for p in m.parameters(recurse=False)}
     return list(found.values())
+
+
+def freeze_norms(module: nn.Module, names: Sequence[str], exactly: Sequence[str] = ()) -> nn.Module:
+    """Freeze (in place) the normalisation layers whose name holds one of `names` or is one of `exactly`.
+
+    Names are those of the user's model. A choice that would freeze every layer is not applied.
+    """
+    layers = {_own_name(name): m for name, m in module.named_modules() if is_norm(m)}
+    chosen = [m for name, m in layers.items() if name in exactly or any(part in name for part in names)]
+    if len(chosen) < len(layers):
+        for layer in chosen:
+            layer.requires_grad_(False)
+    return module
+
+
+def _own_name(name: str) -> str:
+    """A layer's name without the prefix that `split` put before it."""
+    first, _, rest = name.partition(".")
+    return rest if first in ("body", "model") and rest else name
 
 
 def norm_kinds(module: nn.Module) -> set[str]:

@@ -60,8 +60,12 @@ class FlatOptimizer(nn.Module):
         return self._parameters_list
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], loss: Tensor) -> None:
-        """Move the parameters once along `gradients`; None stands for zero. Nothing moves if anything is not finite."""
+    def step(self, gradients: Sequence[Tensor | None], loss: Tensor, when: Tensor | None = None) -> None:
+        """Move the parameters once along `gradients`; None stands for zero. Nothing moves if anything is not finite.
+
+        `when` is a 0-d bool on the device: unset, the step is left out (and not counted as skipped), so that a batch
+        with nothing to learn from does not coast on momentum.
+        """
         targets = self._parameters_list
         if not targets:
             return
@@ -69,13 +73,23 @@ class FlatOptimizer(nn.Module):
         gradient = flatten(dense).float()
         ok = torch.isfinite(gradient.sum() + loss.detach())
         ok = ok & torch.isfinite(gradient.abs().max())
+        self.skipped += (~ok).long()
+        ok = ok if when is None else ok & when
         gradient = torch.where(ok, gradient, 0.0)
         if self.config.weight_decay:
             gradient = gradient + self.config.weight_decay * flatten(targets) * ok
-        self.skipped += (~ok).long()
         self.count += ok
         change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
         torch._foreach_add_(cast(list[Tensor], targets), unflatten(change, targets))
+
+    @torch.no_grad()
+    def forget(self, when: Tensor | None = None) -> None:
+        """Clear the moments, as if no step had been taken; with a 0-d bool `when` only where it is set."""
+        for moment in (self.count, self.first, self.second):
+            if when is None:
+                moment.zero_()
+            else:
+                moment.masked_fill_(when, 0.0)
 
     def _adam(self, gradient: Tensor, ok: Tensor) -> Tensor:
         beta1, beta2 = self.config.momentum, self.config.beta2
