@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slomofast.core.errors import DataError
 
 
 class PrototypeQueues(nn.Module):
@@ -53,3 +58,44 @@ class PrototypeQueues(nn.Module):
     def fill(self) -> Tensor:
         """Share of all slots in use."""
         return torch.isfinite(self.entropies).float().mean()
+
+
+def nearest(z: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
+    """For each feature (B, D) the prototype (C, D) of highest cosine among the classes that have one."""
+    cosine = F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T
+    return prototypes[cosine.masked_fill(~present, -2.0).argmax(1)]
+
+
+class ClassMeans(nn.Module):
+    """Mean feature of every class over labelled batches: prototypes (C, D), and which classes were seen (C,)."""
+
+    prototypes: Tensor
+    present: Tensor
+
+    def __init__(self, classes: int, dim: int, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("prototypes", torch.zeros(classes, dim, device=device))
+        self.register_buffer("present", torch.zeros(classes, dtype=torch.bool, device=device))
+
+    @torch.no_grad()
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take the means over (features (B, D), labels (B,)); what an earlier call found is replaced."""
+        total = torch.zeros_like(self.prototypes)
+        count = torch.zeros(len(total), device=total.device)
+        for features, labels in batches:
+            total.index_add_(0, labels, features.to(total.dtype))
+            count.index_add_(0, labels, torch.ones_like(labels, dtype=count.dtype))
+        self.prototypes.copy_(total / count.clamp(min=1)[:, None])
+        self.present.copy_(count > 0)
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """For each feature (B, D) the prototype of highest cosine, without a gradient."""
+        return nearest(z.detach().float(), self.prototypes, self.present)
+
+
+def checked_labels(labels: Tensor, classes: int) -> Tensor:
+    """Labels as int64; an error where they are not of shape (B,) with values below `classes`."""
+    if labels.dim() != 1 or labels.is_floating_point() or not bool(((labels >= 0) & (labels < classes)).all()):
+        seen = f"{labels.dtype} of shape {tuple(labels.shape)} up to {labels.max().item() if labels.numel() else None}"
+        raise DataError(f"source labels must be whole numbers (B,) from 0 to {classes - 1}, got {seen}")
+    return labels.long()

@@ -145,3 +145,9 @@ def input_device(model: nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+@torch.no_grad()
+def feature_size(model: Classifier, shape: tuple[int, ...] | None, device: torch.device) -> int:
+    """Length of the feature vectors that the head sees, for samples of `shape`."""
+    return int(model.features(torch.zeros(2, *(shape or ()), device=device)).shape[1])

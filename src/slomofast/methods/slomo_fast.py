@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from slomofast.augment import Destruction, Per, augment, destroy
 from slomofast.core.adapter import Adapter, Ensemble
@@ -33,7 +32,7 @@ from slomofast.core.errors import ConfigError
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update, flatten, projector, restore, trainable
 from slomofast.core.registry import register
-from slomofast.core.split import Classifier
+from slomofast.core.split import Classifier, feature_size
 from slomofast.losses import (
     contrastive,
     entropy,
@@ -43,7 +42,7 @@ from slomofast.losses import (
     prediction_change,
     symmetric_cross_entropy,
 )
-from slomofast.memory import PrototypeQueues
+from slomofast.memory import PrototypeQueues, nearest
 
 PARTNERS = ("fast", "slow", "fast_aug")
 MEMBERS = ("student", "fast", "slow")
@@ -112,16 +111,14 @@ class SloMoFastAdapter(Adapter):
         self.student = copy_network(model, train=self.part)
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
-        dim, weight = _feature_size(model, self.sample_shape, self.device), next(model.parameters())
+        dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
         self.optimize("student", self.student)
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
-        self.register_buffer("slow_source", _flat_or_empty(trainable(self.slow)))
-        self.register_buffer(
-            "student_source", _flat_or_empty(trainable(self.student) if config.restore_student else [])
-        )
+        self.register_buffer("slow_source", flatten(trainable(self.slow)))
+        self.register_buffer("student_source", flatten(trainable(self.student) if config.restore_student else []))
         share = math.log(self.classes) if config.threshold_unit == "share" else 1.0
         self.sure_below = config.entropy_threshold * share
 
@@ -258,20 +255,5 @@ def combine(logits: dict[str, Tensor], calibrate: bool, smoothing: float) -> Ten
     return label_calibration(total, smoothing) if calibrate else total
 
 
-def nearest(z: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    """For each feature (B, D) the prototype (C, D) of highest cosine among the classes that have one."""
-    cosine = F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T
-    return prototypes[cosine.masked_fill(~present, -2.0).argmax(1)]
-
-
 def _disagreement(a: Tensor, b: Tensor) -> Tensor:
     return (a.argmax(1) != b.argmax(1)).float().mean()
-
-
-def _flat_or_empty(parameters: list[nn.Parameter]) -> Tensor:
-    return flatten(parameters) if parameters else torch.zeros(0)
-
-
-@torch.no_grad()
-def _feature_size(model: Classifier, shape: tuple[int, ...] | None, device: torch.device) -> int:
-    return int(model.features(torch.zeros(2, *(shape or ()), device=device)).shape[1])
