@@ -1,5 +1,6 @@
 """Streams: which images arrive when. Settings lay out domains; a `Stream` plays a setting over a data set."""
 
+from slomofast.streams.ccc import Ccc, LazyMatrices, accuracy_matrices, severity_path
 from slomofast.streams.ordering import measure_source_errors
 from slomofast.streams.schedule import (
     Layout,
@@ -33,6 +34,7 @@ from slomofast.streams.stream import Batch, Stream
 
 __all__ = [
     "Batch",
+    "Ccc",
     "Continual",
     "ContinualAfterMixed",
     "Correlated",
@@ -45,6 +47,7 @@ __all__ = [
     "Gradual",
     "HardToEasy",
     "Layout",
+    "LazyMatrices",
     "Lifelong",
     "Mixed",
     "MixedAfterContinual",
@@ -54,9 +57,11 @@ __all__ = [
     "Stochastic",
     "Stream",
     "Then",
+    "accuracy_matrices",
     "describe_setting",
     "from_dict",
     "list_settings",
     "make_setting",
     "measure_source_errors",
+    "severity_path",
 ]

@@ -62,9 +62,7 @@ def spread(size: int, count: int) -> np.ndarray:
 
     Even spacing keeps all classes in the sample where images are stored class by class.
     """
-    return (
-        ((2 * np.arange(count, dtype=np.int64) + 1) * size) // (2 * count) if count else np.zeros(0, np.int64)
-    )
+    return ((2 * np.arange(count, dtype=np.int64) + 1) * size) // (2 * count) if count else np.zeros(0, np.int64)
 
 
 def walk(transitions: np.ndarray, steps: int, start: int, draws: Iterable[float]) -> list[int]:

@@ -52,14 +52,12 @@ def by_source_error(catalog: Catalog, setting: str) -> tuple[str, ...]:
     errors = catalog.source_errors
     if errors is None:
         raise ConfigError(
-            f"{setting} orders domains by the source model's error and none were given; measure them once with "
+            f"{setting} orders domains by the source model's error and none were given; measure them with "
             "slomofast.streams.measure_source_errors(model, data) and pass them as Stream(source_errors=...)"
         )
     missing = [d for d in catalog.domains if d not in errors]
     if missing:
-        raise ConfigError(
-            f"{setting}: source_errors lacks {', '.join(missing)}; measure every domain of the stream"
-        )
+        raise ConfigError(f"{setting}: source_errors lacks {', '.join(missing)}; measure every domain of the stream")
     return tuple(sorted(catalog.domains, key=lambda d: float(errors[d])))
 
 
@@ -73,8 +71,8 @@ def measure_source_errors(
 ) -> dict[str, float]:
     """Error in percent of a fixed model on every domain, by domain.
 
-    `predict` maps images in [0, 1] of shape (n, 3, H, W) to logits. `images` per domain, spread evenly over the
-    data set and the same in every domain; all of them if None.
+    `predict` maps images in [0, 1] of shape (n, 3, H, W) to logits. `images` per domain are spread evenly over
+    the data set and the same in every domain; all of them if None.
     """
     index = spread(data.size, data.size if images is None else min(images, data.size))
     mask = data.class_mask

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from slomofast.core.errors import ConfigError, unknown_name
 from slomofast.data.catalog import Catalog
+from slomofast.streams.options import checked
 
 
 @dataclass(frozen=True)
@@ -99,29 +100,13 @@ class Layout:
         found = set(self.catalog.groups[name])
         members = tuple(d for d in self.catalog.domains if d in found)
         if not members:
-            raise ConfigError(
-                f"{setting}: group {name!r} has no domain in this stream; add one or leave the group out"
-            )
+            raise ConfigError(f"{setting}: group {name!r} has no domain in this stream; add one or leave the group out")
         return members
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    kind: str,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A field of a setting together with what it means and which values it takes."""
-    meta = {"help": help, "kind": kind, "low": low, "high": high, "choices": choices}
-    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)
 class Setting(ABC):
-    """Turns a catalogue of domains into segments. Subclasses are frozen dataclasses whose fields are options."""
+    """Turns a catalogue of domains into segments. Subclasses are frozen dataclasses; fields are options."""
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()  # facts about the source model: "source_errors", "matrices"
@@ -130,8 +115,12 @@ class Setting(ABC):
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            value = _checked(f"{self.name}: {spec.name}", getattr(self, spec.name), spec.metadata)
-            object.__setattr__(self, spec.name, value)
+            what, value = f"{self.name}: {spec.name}", getattr(self, spec.name)
+            if spec.metadata["kind"] == "setting":
+                if not isinstance(value, str | Mapping | Setting):
+                    raise ConfigError(f"{what} must be a setting, its name or its dictionary, got {value!r}")
+                value = make_setting(value)
+            object.__setattr__(self, spec.name, checked(what, value, spec.metadata))
 
     @abstractmethod
     def segments(self, layout: Layout) -> Iterator[Segment]:
@@ -150,7 +139,7 @@ class Setting(ABC):
         return tuple(found)
 
     def score_rule(self) -> str:
-        """`segments` when the score is the mean of the segments' errors, `samples` when it is over all images."""
+        """`segments` when the score is the mean of the segments' errors, `samples` when over all images."""
         rules = {part.score_rule() for part in self.parts()}
         return "samples" if "samples" in rules or self.rule == "samples" else "segments"
 
@@ -161,6 +150,7 @@ class Setting(ABC):
 
 
 S = TypeVar("S", bound=type[Setting])
+_FACTS = ("help", "low", "high", "choices")
 _SETTINGS: dict[str, type[Setting]] = {}
 
 
@@ -190,7 +180,7 @@ class SettingInfo:
 
 
 def list_settings(combinators: bool = False) -> list[str]:
-    """Names of the settings in the order of the documentation; with `combinators` also those that only combine."""
+    """Names of the settings; with `combinators` also those that only combine others."""
     return [name for name, cls in _SETTINGS.items() if combinators or not cls.combinator]
 
 
@@ -206,11 +196,7 @@ def describe_setting(name: str) -> SettingInfo:
     cls = setting_class(name)
     text = " ".join((cls.__doc__ or "").split())
     options = tuple(
-        {
-            "name": f.name,
-            "default": _plain(f.default),
-            **{k: f.metadata[k] for k in ("help", "low", "high", "choices")},
-        }
+        {"name": f.name, "default": _plain(f.default), **{k: f.metadata[k] for k in _FACTS}}
         for f in dataclasses.fields(cls)
     )
     summary = (cls.__doc__ or "").strip().splitlines()[0]
@@ -260,6 +246,20 @@ def lay_out(setting: Setting, layout: Layout) -> tuple[Segment, ...]:
     return tuple(done)
 
 
+def part_of(catalog: Catalog, domains: Sequence[str] | None) -> Catalog:
+    """The catalogue cut to some domains, in their order."""
+    if domains is None:
+        return catalog
+    chosen = (domains,) if isinstance(domains, str) else tuple(domains)
+    for name in chosen:
+        if name not in catalog.domains:
+            raise unknown_name("domain", name, catalog.domains)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ConfigError(f"domains must name each domain once and at least one, got {list(chosen)}")
+    groups = {g: tuple(d for d in members if d in chosen) for g, members in catalog.groups.items()}
+    return Catalog(chosen, catalog.size, groups, catalog.labels, catalog.source_errors)
+
+
 def _json_object(text: str) -> dict[str, Any]:
     try:
         plain = json.loads(text)
@@ -278,61 +278,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     return value
-
-
-def _checked(what: str, value: Any, meta: Mapping[str, Any]) -> Any:
-    """The value in its proper type, or an error naming it and what is allowed."""
-    kind = meta["kind"]
-    if kind.endswith("?"):
-        if value is None:
-            return None
-        kind = kind[:-1]
-    if kind == "setting":
-        if isinstance(value, str | Mapping | Setting):
-            return make_setting(value)
-        raise ConfigError(f"{what} must be a setting, its name or its dictionary, got {value!r}")
-    if kind == "bool":
-        if isinstance(value, bool | np.bool_):
-            return bool(value)
-        raise ConfigError(f"{what} must be true or false, got {value!r}")
-    if kind in ("int", "float"):
-        return _number(what, value, kind, meta["low"], meta["high"])
-    if kind == "str":
-        if not isinstance(value, str):
-            raise ConfigError(f"{what} must be text, got {value!r}")
-        if meta["choices"] and value not in meta["choices"]:
-            raise ConfigError(f"{what}: {unknown_name('choice', value, meta['choices'])}")
-        return value
-    if kind == "names":
-        items = (
-            (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
-        )
-        if not items or not all(isinstance(v, str) for v in items):
-            raise ConfigError(f"{what} must be a list of names, got {value!r}")
-        if len(set(items)) != len(items):
-            raise ConfigError(f"{what} names something twice: {', '.join(items)}")
-        return items
-    if kind == "floats":
-        if not isinstance(value, list | tuple) or not value:
-            raise ConfigError(f"{what} must be a list of numbers, got {value!r}")
-        return tuple(_number(what, v, "float", meta["low"], meta["high"]) for v in value)
-    if kind == "matrix":
-        if not isinstance(value, list | tuple) or not all(isinstance(row, list | tuple) for row in value):
-            raise ConfigError(f"{what} must be a list of rows, got {value!r}")
-        return tuple(
-            tuple(_number(what, v, "float", meta["low"], meta["high"]) for v in row) for row in value
-        )
-    return value  # a kind the setting checks by itself
-
-
-def _number(what: str, value: Any, kind: str, low: float | None, high: float | None) -> Any:
-    plain = value.item() if isinstance(value, np.generic) else value
-    whole = isinstance(plain, int) and not isinstance(plain, bool)
-    if kind == "int" and isinstance(plain, float) and plain.is_integer():
-        plain, whole = int(plain), True
-    if not whole and (kind == "int" or not isinstance(plain, float)):
-        raise ConfigError(f"{what} must be a {'whole ' if kind == 'int' else ''}number, got {value!r}")
-    if plain != plain or (low is not None and plain < low) or (high is not None and plain > high):
-        bounds = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
-        raise ConfigError(f"{what} must be {bounds}, got {value!r}")
-    return plain if kind == "int" else float(plain)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from slomofast.core.errors import ConfigError
+from slomofast.streams.options import option
 from slomofast.streams.order import uniforms, walk
 from slomofast.streams.ordering import across_groups, by_source_error
-from slomofast.streams.schedule import Layout, Segment, Setting, option, register
+from slomofast.streams.schedule import Layout, Segment, Setting, register
 
 GROUP_ORDER = ("noise", "blur", "weather", "digital", "distortion")
 
@@ -155,17 +156,13 @@ class CyclicGroup(Setting):
     """One group repeated several times, then the next group repeated, and so on."""
 
     cycles: int = option(2, "how often each group is played", kind="int", low=1, high=10_000)
-    groups: tuple[str, ...] | None = option(
-        None, "groups in order; all of the data set's if unset", kind="names?"
-    )
+    groups: tuple[str, ...] | None = option(None, "groups in order; all of the data set's if unset", kind="names?")
     reset_between_groups: bool = option(False, "reset the adapter where a new group begins", kind="bool")
 
     def segments(self, layout: Layout) -> Iterator[Segment]:
         names = self.groups or tuple(g for g, members in layout.catalog.groups.items() if members)
         if not names:
-            raise ConfigError(
-                f"{self.name} needs groups of domains, and this stream has none; use 'cyclic' instead"
-            )
+            raise ConfigError(f"{self.name} needs groups of domains, and this stream has none; use 'cyclic' instead")
         for place, name in enumerate(names):
             members = layout.group(name, self.name)
             for cycle in range(self.cycles):
@@ -185,9 +182,7 @@ class CycleLength(Setting):
     def segments(self, layout: Layout) -> Iterator[Segment]:
         order = across_groups(layout.catalog)
         if self.length > len(order):
-            raise ConfigError(
-                f"{self.name}: length {self.length} is more than the {len(order)} domains of this stream"
-            )
+            raise ConfigError(f"{self.name}: length {self.length} is more than the {len(order)} domains of this stream")
         for visit in range(self.visits):
             yield layout.visit(order[visit % self.length], cycle=visit // self.length)
 
@@ -203,7 +198,7 @@ class Lifelong(Cyclic):
 @register("stochastic")
 @dataclass(frozen=True)
 class Stochastic(Setting):
-    """A Markov chain wanders over the groups; each visit shows one of the group's domains, drawn uniformly."""
+    """A Markov chain wanders over the groups; each visit shows one domain of the group, drawn uniformly."""
 
     visits: int = option(30, "domain visits in all", kind="int", low=1, high=100_000)
     groups: tuple[str, ...] = option(GROUP_ORDER, "states of the chain", kind="names")
@@ -216,9 +211,7 @@ class Stochastic(Setting):
         states = len(self.groups)
         if len(self.transitions) != states or any(len(row) != states for row in self.transitions):
             shape = f"{len(self.transitions)} rows of {sorted({len(row) for row in self.transitions})}"
-            raise ConfigError(
-                f"{self.name}: transitions must be {states} x {states} for {states} groups, got {shape}"
-            )
+            raise ConfigError(f"{self.name}: transitions must be {states} x {states} for {states} groups, got {shape}")
         for name, row in zip(self.groups, self.transitions, strict=True):
             if abs(sum(row) - 1) > 1e-6:
                 raise ConfigError(f"{self.name}: the row of {name!r} must add up to 1, got {sum(row):g}")
@@ -238,19 +231,15 @@ class Stochastic(Setting):
 @register("correlated")
 @dataclass(frozen=True)
 class Correlated(Setting):
-    """Any setting with labels in bursts: inside a segment, classes are dealt to stretches by Dirichlet(delta)."""
+    """Any setting with labels in bursts: a segment's classes are dealt to stretches by Dirichlet(delta)."""
 
     inner: Setting = option(Continual(), "the setting to play", kind="setting")
-    delta: float = option(
-        0.1, "concentration; the smaller, the longer the bursts", kind="float", low=1e-3, high=1e3
-    )
+    delta: float = option(0.1, "concentration; the smaller, the longer the bursts", kind="float", low=1e-3, high=1e3)
     slots: int = option(0, "stretches in a segment; 0 means one per class", kind="int", low=0, high=100_000)
 
     def segments(self, layout: Layout) -> Iterator[Segment]:
         if layout.catalog.labels is None:
-            raise ConfigError(
-                f"{self.name} needs the labels of the images, and this catalogue does not give them"
-            )
+            raise ConfigError(f"{self.name} needs the labels of the images, and this catalogue does not give them")
         for segment in self.inner.segments(layout):
             yield dataclasses.replace(segment, delta=self.delta, slots=self.slots)
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from slomofast.core.errors import ConfigError, unknown_name
-from slomofast.data.catalog import Catalog, DataSet
+from slomofast.data.catalog import DataSet
+from slomofast.streams.options import whole, within
 from slomofast.streams.order import bursts, shuffled, spread
 from slomofast.streams.ordering import as_float
 from slomofast.streams.prefetch import ahead
-from slomofast.streams.schedule import Layout, Segment, Setting, lay_out, make_setting
+from slomofast.streams.schedule import Layout, Segment, Setting, lay_out, make_setting, part_of
 
 _IMAGES, _MIXED, _BURSTS = 10, 11, 12  # purposes of the run's randomness, see order.generator
 _HASHED_ORDERS = 32
@@ -102,25 +103,23 @@ class Stream:
     ) -> None:
         self.setting = make_setting(setting)
         self.data = data
-        self.batch_size = _whole("batch_size", batch_size, 1)
-        self.seed = _whole("seed", seed, None)
-        self.severity = _within("severity", severity, 0, 5)
-        self.held_out_share = _within("held_out", held_out, 0, 0.9)
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.seed = whole("seed", seed, None)
+        self.severity = within("severity", severity, 0, 5)
+        self.held_out_share = within("held_out", held_out, 0, 0.9)
         self.device = None if device is None else torch.device(device)
-        self.prefetch = _whole("prefetch", prefetch, 0)
+        self.prefetch = whole("prefetch", prefetch, 0)
         self.repeat = repeat
         self.shuffle = not getattr(data, "ordered", False) if shuffle is None else shuffle
-        self.catalog = _part_of(data.catalog(source_errors), domains)
+        self.catalog = part_of(data.catalog(source_errors), domains)
 
         held = round(data.size * self.held_out_share)
         if self.held_out_share and not held:
-            raise ConfigError(
-                f"held_out {held_out:g} of {data.size} images is not one image; raise it or set it to 0"
-            )
+            raise ConfigError(f"held_out {held_out:g} of {data.size} images is not one image; raise it or set it to 0")
         self._held = spread(data.size, held)
         self._kept = np.delete(np.arange(data.size), self._held) if held else None
         available = data.size - held
-        images = available if images_per_domain is None else _whole("images_per_domain", images_per_domain, 1)
+        images = available if images_per_domain is None else whole("images_per_domain", images_per_domain, 1)
         if images > available and not repeat:
             reason = f" ({held} are held out)" if held else ""
             raise ConfigError(
@@ -259,9 +258,7 @@ class Stream:
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for s in self.segments:
-            digest.update(
-                repr((s.name, s.domains, s.severity, s.images, s.cycle, s.visit, s.reset, s.pair)).encode()
-            )
+            digest.update(repr((s.name, s.domains, s.severity, s.images, s.cycle, s.visit, s.reset, s.pair)).encode())
         # Long streams repeat a few orders or draw thousands of alike ones: an even choice of them is enough.
         distinct = list({self._recipe(s): s for s in self.segments}.values())
         for k in spread(len(distinct), min(len(distinct), _HASHED_ORDERS)):
@@ -314,9 +311,7 @@ class Stream:
         """Indices kept out of the stream, the same in every domain and for every seed: int64, sorted."""
         return self._held.copy()
 
-    def held_out_batches(
-        self, domain: str | int, batch_size: int | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def held_out_batches(self, domain: str | int, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """The held-out sample of a domain in pieces: images in [0, 1] and labels, on the stream's device.
 
         Severity is the stream's own. A pair of corruptions is shown at the middle of its first transition.
@@ -347,7 +342,7 @@ class Stream:
         return domain
 
     def table(self) -> list[dict[str, Any]]:
-        """The segments as plain JSON: name, domain, severity, cycle, visit, first batch, number of batches."""
+        """The segments as plain JSON: name, domain, severity, cycle, visit, first batch, batches, images."""
         starts = np.concatenate([[0], self._ends[:-1]])
         return [
             {
@@ -376,33 +371,3 @@ class Stream:
         from slomofast.streams.show import as_rich
 
         return as_rich(self)
-
-
-def _part_of(catalog: Catalog, domains: Sequence[str] | None) -> Catalog:
-    """The catalogue cut to some domains, in their order."""
-    if domains is None:
-        return catalog
-    chosen = (domains,) if isinstance(domains, str) else tuple(domains)
-    for name in chosen:
-        if name not in catalog.domains:
-            raise unknown_name("domain", name, catalog.domains)
-    if not chosen or len(set(chosen)) != len(chosen):
-        raise ConfigError(f"domains must name each domain once and at least one, got {list(chosen)}")
-    groups = {g: tuple(d for d in members if d in chosen) for g, members in catalog.groups.items()}
-    return Catalog(chosen, catalog.size, groups, catalog.labels, catalog.source_errors)
-
-
-def _whole(name: str, value: Any, low: int | None) -> int:
-    plain = value.item() if isinstance(value, np.generic) else value
-    if isinstance(plain, bool) or not isinstance(plain, int) or (low is not None and plain < low):
-        raise ConfigError(
-            f"{name} must be a whole number{'' if low is None else f' of at least {low}'}, got {value!r}"
-        )
-    return plain
-
-
-def _within(name: str, value: Any, low: float, high: float) -> float:
-    plain = value.item() if isinstance(value, np.generic) else value
-    if isinstance(plain, bool) or not isinstance(plain, int | float) or not low <= plain <= high:
-        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
-    return float(plain)
