@@ -238,7 +238,7 @@ class Adapter(nn.Module):
         chosen = trainable(parameters) if isinstance(parameters, nn.Module) else list(parameters)
         if not chosen:
             warnings.warn(
-                f"{self.method}: the model has no {self.info.trains} to train, so {name!r} stays as it is; "
+                f"{self.method}: the model has no norm layers to train, so its {name!r} network stays as it is; "
                 "a method that trains all parameters (slomo_fast_star, cotta, rmt) may fit better",
                 stacklevel=2,
             )

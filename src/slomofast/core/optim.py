@@ -6,6 +6,7 @@ branch, so the host never waits for the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -97,8 +98,9 @@ class FlatOptimizer(nn.Module):
         self.first.lerp_(gradient, (1 - beta1) * ok)
         self.second.lerp_(gradient.square(), (1 - beta2) * ok)
         steps = self.count.clamp(min=1)
-        scale = self.lr * ok / (1 - beta1**steps)
-        root = (self.second / (1 - beta2**steps)).sqrt_().add_(1e-8)
+        # 1 - beta^n, exact for small n also in fp32
+        scale = self.lr * ok / -torch.expm1(steps * math.log(beta1 or 1e-30))
+        root = (self.second / -torch.expm1(steps * math.log(beta2 or 1e-30))).sqrt_().add_(1e-8)
         return self.first / root * -scale
 
     def _sgd(self, gradient: Tensor, ok: Tensor) -> Tensor:

@@ -83,8 +83,7 @@ def projector(dim: int, width: int, rng: Rng) -> nn.Sequential:
     make = nn.utils.skip_init  # the layers' own initialisation would use the global generator
     layers = nn.Sequential(make(nn.Linear, dim, width), nn.ReLU(), make(nn.Linear, width, width))
     with torch.no_grad():
-        for layer in (layers[0], layers[2]):
-            bound = 1 / math.sqrt(layer.in_features)
+        for layer, inputs in ((layers[0], dim), (layers[2], width)):
             for parameter in layer.parameters():
-                parameter.uniform_(-bound, bound, generator=rng.host)
+                parameter.uniform_(-1 / math.sqrt(inputs), 1 / math.sqrt(inputs), generator=rng.host)
     return layers

@@ -1,0 +1,211 @@
+"""What the base class promises beyond the contract checks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import slomofast as sf
+from slomofast.core.norms import TestTimeNorm, norm_kinds, norm_parameters, set_statistics
+from slomofast.core.params import copy_network, ema_update, flatten, pull_towards, restore, trainable
+from slomofast.core.rng import Rng
+from slomofast.testing import batches, check_method, make, tiny_net
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(sf.ConfigError, match="did you mean 'slomo_fast"):
+        sf.adapt(tiny_net(), "slomofast")
+    with pytest.raises(sf.ConfigError, match="did you mean 'queue_size'"):
+        sf.adapt(tiny_net(), "slomo_fast", queue_sise=3)
+    with pytest.raises(sf.ConfigError, match=r"preset.*'cifer'.*did you mean 'cifar'"):
+        sf.adapt(tiny_net(), "tent", preset="cifer")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr must be at least 0, got -1"),
+        ({"lr": float("nan")}, "lr must be a number"),
+        ({"queue_size": 0}, "queue_size must be at least 1"),
+        ({"queue_size": 2.5}, "queue_size must be int, got 2.5"),
+        ({"queue_size": True}, "queue_size must be int"),
+        ({"fast_momentum": 1.5}, "at most 1"),
+        ({"members": ("student", "teacher")}, "value of members 'teacher'"),
+        ({"members": ()}, "at least one"),
+        ({"consistency": ("fast", "fast")}, "each choice once"),
+        ({"select": "some"}, "value of select 'some'"),
+        ({"optimizer": "lion"}, "value of optimizer"),
+        ({"entropy_threshold": 0.0}, "greater than 0"),
+    ],
+)
+def test_bad_options_name_value_and_range(options: dict, message: str) -> None:
+    with pytest.raises(sf.ConfigError, match=message):
+        sf.adapt(tiny_net(), "slomo_fast", **options)
+
+
+@pytest.mark.parametrize("runtime", [{"precision": "fp8"}, {"check_input": "never"}, {"seed": 1.5}])
+def test_bad_runtime_options(runtime: dict) -> None:
+    with pytest.raises(sf.ConfigError, match=next(iter(runtime))):
+        sf.adapt(tiny_net(), "tent", **runtime)
+
+
+def test_options_from_text() -> None:
+    config = sf.describe("slomo_fast").adapter.Config
+    texts = {"lr": "1e-2", "members": "fast, slow", "calibrate": "no", "queue_size": "7"}
+    parsed = config.parse(texts)
+    assert parsed == {"lr": 0.01, "members": ("fast", "slow"), "calibrate": False, "queue_size": 7}
+    with pytest.raises(sf.ConfigError, match="queue_size must be a number"):
+        config.parse({"queue_size": "many"})
+    with pytest.raises(sf.ConfigError, match="true or false"):
+        config.parse({"calibrate": "perhaps"})
+
+
+def test_deferred_check_reports_later_and_learns_nothing() -> None:
+    adapter = make("tent", tiny_net(), check_input="deferred")
+    x, y = batches(2)
+    adapter(x)
+    before = {k: v.clone() for k, v in adapter.student.state_dict().items()}
+    bad = y.clone()
+    bad[0, 0, 0, 0] = float("nan")
+    with pytest.warns(UserWarning, match="was not finite"):
+        adapter(bad)
+    assert all(torch.equal(before[k], v) for k, v in adapter.student.state_dict().items())
+    with pytest.raises(sf.InputError, match="held NaN or Inf"):
+        adapter(y)
+    assert torch.isfinite(adapter(y)).all()
+
+
+def test_source_methods_ask_for_source(tmp_path: Path) -> None:
+    class Needy(sf.Adapter):
+        """Needs a mean of the source."""
+
+        def build(self, model):  # type: ignore[no-untyped-def]
+            self.student = copy_network(model)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def learn_source(self, loader):  # type: ignore[no-untyped-def]
+            self.mean.copy_(torch.cat([x.mean((2, 3)) for x, _ in loader]).mean(0))
+
+        def adapt(self, x):  # type: ignore[no-untyped-def]
+            return self.student(x)
+
+    from slomofast.core.registry import _methods
+
+    sf.register("needy_test", paper="-", trains="nothing", needs_source=True)(Needy)
+    try:
+        x = batches(2)
+        with pytest.raises(sf.ConfigError, match="fit_source"):
+            sf.adapt(tiny_net(), "needy_test")(x[0])
+        with pytest.raises(sf.ConfigError, match="empty"):
+            sf.adapt(tiny_net(), "needy_test").fit_source([])
+        adapter = sf.adapt(tiny_net(), "needy_test").fit_source((b, torch.zeros(len(b))) for b in x)
+        expected = torch.cat([b.mean((2, 3)) for b in x]).mean(0)
+        torch.testing.assert_close(adapter.mean, expected)
+        adapter(x[0])
+        adapter.reset()
+        torch.testing.assert_close(adapter.mean, expected)
+        adapter(x[0])
+        adapter.save(tmp_path / "needy.pt")
+        torch.testing.assert_close(sf.load(tmp_path / "needy.pt", tiny_net()).mean, expected)
+        with pytest.raises(sf.ConfigError, match="registered twice"):
+            sf.register("tent", paper="-", trains="nothing")(Needy)
+    finally:
+        _methods.pop("needy_test")
+    with pytest.raises(sf.ConfigError, match="takes nothing from source"):
+        sf.adapt(tiny_net(), "tent").fit_source([(x[0], torch.zeros(16))])
+
+
+def test_contract_checks_catch_a_broken_method() -> None:
+    from slomofast.core.registry import _methods
+
+    class Forgetful(sf.Adapter):
+        """Keeps state where nobody can save it."""
+
+        def build(self, model):  # type: ignore[no-untyped-def]
+            self.student = copy_network(model)
+            self.hidden = 0
+
+        def adapt(self, x):  # type: ignore[no-untyped-def]
+            self.hidden += 1
+            return self.student(x) + self.hidden
+
+    sf.register("forgetful_test", paper="-", trains="nothing")(Forgetful)
+    try:
+        with pytest.raises(AssertionError, match="forgetful_test breaks 'reset'"):
+            check_method("forgetful_test", nets=("batch",))
+    finally:
+        _methods.pop("forgetful_test")
+
+
+def test_ema_pull_and_restore() -> None:
+    net = tiny_net()
+    teacher, student = copy_network(net), copy_network(net, train="all")
+    with torch.no_grad():
+        for p in student.parameters():
+            p += 1.0
+    old = flatten(list(teacher.parameters()))
+    ema_update(teacher, student, 0.9)
+    torch.testing.assert_close(flatten(list(teacher.parameters())), old + 0.1, rtol=1e-4, atol=1e-5)
+    pull_towards(list(student.parameters()), old, 0.25)
+    torch.testing.assert_close(flatten(list(student.parameters())), old + 0.75, rtol=1e-4, atol=1e-5)
+    restore(trainable(student), old, 0.3, Rng(0, torch.device("cpu")))
+    back = (flatten(list(student.parameters())) == old).float().mean()
+    assert 0.2 < float(back) < 0.4
+    restore(trainable(student), old, 1.0, Rng(0, torch.device("cpu")))
+    assert torch.equal(flatten(list(student.parameters())), old)
+
+
+def test_statistics_of_test_time_norm() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.BatchNorm2d(3)
+    layer.running_mean.uniform_()  # type: ignore[union-attr]
+    layer.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    x = torch.randn(8, 3, 4, 4) * 2 + 1
+    mean, biased, unbiased = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False), x.var((0, 2, 3))
+
+    def normal(m: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (x - m[:, None, None]) / (v[:, None, None] + layer.eps).sqrt()
+
+    source_mean, source_var = layer.running_mean.clone(), layer.running_var.clone()  # type: ignore[union-attr]
+    torch.testing.assert_close(TestTimeNorm(layer, "batch")(x), normal(mean, biased), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(TestTimeNorm(layer, "source")(x), normal(source_mean, source_var), rtol=1e-4, atol=1e-4)
+    mixed = normal(0.7 * source_mean + 0.3 * mean, 0.7 * source_var + 0.3 * unbiased)
+    torch.testing.assert_close(TestTimeNorm(layer, "blend", 0.3)(x), mixed, rtol=1e-4, atol=1e-4)
+    adapter = sf.adapt(
+        torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(48, 2)), "bn", statistics="ema", alpha=0.3
+    )
+    adapter(x)
+    norm = next(m for m in adapter.modules() if isinstance(m, TestTimeNorm))
+    torch.testing.assert_close(norm.running_mean, 0.7 * source_mean + 0.3 * mean)
+    torch.testing.assert_close(norm.running_var, 0.7 * source_var + 0.3 * unbiased)
+    lone = torch.randn(1, 3, 1, 1)
+    expected = (lone - source_mean[:, None, None]) / (source_var[:, None, None] + layer.eps).sqrt()
+    torch.testing.assert_close(TestTimeNorm(layer, "batch")(lone), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norm_layers_are_found_by_kind() -> None:
+    assert [norm_kinds(tiny_net(kind)) for kind in ("batch", "group", "layer")] == [{"batch"}, {"group"}, {"layer"}]
+    assert len(norm_parameters(tiny_net("layer"))) == 4
+
+    class MyRMSNorm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(3))
+
+    assert len(norm_parameters(torch.nn.Sequential(MyRMSNorm(), torch.nn.Linear(3, 3)))) == 1
+    changed = set_statistics(tiny_net("batch"), "source")
+    assert norm_kinds(changed) == {"batch"} and len(norm_parameters(changed)) == 4
+
+
+def test_compile_and_channels_last_agree() -> None:
+    reference, fast = make("tent", tiny_net()), make("tent", tiny_net(), channels_last=True)
+    for x in batches(3):
+        torch.testing.assert_close(fast(x), reference(x), rtol=1e-3, atol=1e-3)
+
+
+def test_describe_tells_the_facts() -> None:
+    info = sf.describe("slomo_fast_star")
+    assert info.trains == "all parameters" and not info.needs_source and info.paper == "arXiv:2511.18468"
+    names = {item["name"] for item in info.options}
+    assert {"consistency", "members", "select", "queue_size", "fast_momentum", "restore", "lr"} <= names
+    assert "paper" in info.presets

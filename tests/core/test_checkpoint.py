@@ -1,0 +1,64 @@
+"""Checkpoints are refused when they belong elsewhere or are damaged."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import slomofast as sf
+from slomofast.testing import batches, tiny_net
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    adapter = sf.adapt(tiny_net(), "slomo_fast", queue_size=3)
+    adapter(batches(1)[0])
+    adapter.save(tmp_path / "a.pt")
+    return tmp_path / "a.pt"
+
+
+def test_loads_with_options(saved: Path) -> None:
+    adapter = sf.load(saved, tiny_net())
+    assert adapter.method == "slomo_fast" and adapter.config.queue_size == 3 and adapter.steps == 1  # type: ignore[attr-defined]
+    assert [p.name for p in saved.parent.iterdir()] == ["a.pt"]
+
+
+def test_another_model_is_refused(saved: Path) -> None:
+    other = tiny_net()
+    with torch.no_grad():
+        next(other.parameters())[0] += 1e-3
+    with pytest.raises(sf.CheckpointError, match="made for another model"):
+        sf.load(saved, other)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_truncated_file_is_refused(saved: Path, share: float) -> None:
+    content = saved.read_bytes()
+    saved.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(sf.CheckpointError, match="damaged or no checkpoint"):
+        sf.load(saved, tiny_net())
+
+
+def test_flipped_weight_is_refused(saved: Path) -> None:
+    content = torch.load(saved, weights_only=True)
+    content["state"]["student.head.weight"][0, 0] += 1e-3
+    torch.save(content, saved)
+    with pytest.raises(sf.CheckpointError, match="does not match its digest"):
+        sf.load(saved, tiny_net())
+
+
+def test_other_format_and_other_files_are_refused(saved: Path) -> None:
+    content = torch.load(saved, weights_only=True)
+    torch.save({**content, "format": 99}, saved)
+    with pytest.raises(sf.CheckpointError, match="format 99"):
+        sf.load(saved, tiny_net())
+    torch.save({"weights": torch.zeros(3)}, saved)
+    with pytest.raises(sf.CheckpointError, match="not a slomofast checkpoint"):
+        sf.load(saved, tiny_net())
+    with pytest.raises(sf.CheckpointError, match="no checkpoint at"):
+        sf.load(saved.with_name("missing.pt"), tiny_net())
+
+
+def test_save_before_the_first_batch_says_why(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError, match="first batch"):
+        sf.adapt(tiny_net(), "tent").save(tmp_path / "a.pt")

@@ -1,0 +1,56 @@
+"""The flat optimisers take the same steps as PyTorch's."""
+
+import pytest
+import torch
+from torch import nn
+
+from slomofast.core.optim import FlatOptimizer, OptimConfig
+
+
+def _nets() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    b = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    b.load_state_dict(a.state_dict())
+    return a, b
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["adam", "sgd", "sgd_plain"])
+def test_same_as_pytorch(kind: str, weight_decay: float) -> None:
+    ours, theirs = _nets()
+    nesterov = kind == "sgd"
+    config = OptimConfig(optimizer=kind.split("_")[0], lr=0.05, weight_decay=weight_decay, nesterov=nesterov)  # type: ignore[arg-type]
+    flat = FlatOptimizer(list(ours.parameters()), config)
+    if kind == "adam":
+        reference: torch.optim.Optimizer = torch.optim.Adam(theirs.parameters(), lr=0.05, weight_decay=weight_decay)
+    else:
+        reference = torch.optim.SGD(
+            theirs.parameters(), lr=0.05, momentum=0.9, nesterov=nesterov, weight_decay=weight_decay
+        )
+    for _ in range(6):
+        x = torch.randn(7, 5)
+        loss = ours(x).square().mean()
+        flat.step(torch.autograd.grad(loss, flat.targets), loss)
+        reference.zero_grad()
+        theirs(x).square().mean().backward()
+        reference.step()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_bad_gradient_changes_nothing(kind: str, poison: float) -> None:
+    net, _ = _nets()
+    flat = FlatOptimizer(list(net.parameters()), OptimConfig(optimizer=kind, weight_decay=0.1))  # type: ignore[arg-type]
+    good = [torch.ones_like(p) for p in net.parameters()]
+    flat.step(good, torch.tensor(1.0))
+    before = {k: v.clone() for k, v in (*net.state_dict().items(), *flat.state_dict().items())}
+    bad = [g.clone() for g in good]
+    bad[1][0] = poison
+    flat.step(bad, torch.tensor(1.0))
+    flat.step(good, torch.tensor(poison))
+    after = {**net.state_dict(), **flat.state_dict()}
+    assert [k for k in before if k != "skipped" and not torch.equal(before[k], after[k])] == []
+    assert int(flat.skipped) == 2
