@@ -61,7 +61,8 @@ class RayCluster:
         (store.path / _TOKEN).write_text(token)
         setup = _Setup(str(store.path.resolve()), token, options, threads, self.plugins, tuple(sys.path))
 
-        waiting, running, deaths = deque(jobs), {}, dict[str, int]()
+        waiting, running = deque(jobs), dict[Any, Resolved]()
+        deaths: dict[str, int] = {}
         limit = self.workers or len(jobs)
         try:
             while waiting or running:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slomofast.bench.job import Job, Resolved, canonical, digest, plain
 from slomofast.core.errors import ConfigError, ModelError
 from slomofast.core.registry import describe
-from slomofast.data import open_data
+from slomofast.data import list_data, open_data
 from slomofast.data.catalog import DataSet
 from slomofast.models import load_source, model_fingerprint
 from slomofast.streams import Setting, make_setting
@@ -64,7 +64,9 @@ def job_data(job: Job, device: torch.device | None = None) -> DataSet:
     """The data set a job names; images come out on `device` where the data set can make them there."""
     options = dict(job.data_options)
     if device is not None and device.type != "cpu":
-        options["device"] = str(device)
+        kinds = {info.name: info.options for info in list_data()}
+        if "device" in kinds.get(job.data.partition(":")[0], ()):
+            options["device"] = str(device)
     return open_data(job.data, **options)
 
 
@@ -78,7 +80,7 @@ def job_model(job: Job, device: torch.device | None = None) -> nn.Module:
         model = load_source(job.model, job.weights or None, **job.model_options)
     model = model.to(device or torch.device("cpu"))
     if job.channels_last:
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,9 @@ from slomofast.bench.store import write_atomically
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.data.catalog import DataSet
 from slomofast.streams import measure_source_errors
+from slomofast.streams.ccc import LazyMatrices
+
+Predict = Callable[[Tensor], Tensor]
 
 SOURCE_ERROR_IMAGES = 1000  # per domain; orders domains reliably, at a fifteenth of a full pass
 
@@ -30,13 +34,7 @@ def source_errors(resolved: Resolved, data: DataSet, model: nn.Module, cache: Pa
     key = digest([resolved.fingerprints, job.severity, images])
 
     def measure() -> dict[str, float]:
-        device = next(model.parameters()).device
-
-        def predict(batch: Tensor) -> Tensor:
-            output = model(batch.to(device))
-            return getattr(output, "logits", output)
-
-        return measure_source_errors(predict, data, job.severity, images, job.batch_size)
+        return measure_source_errors(_predictor(model), data, job.severity, images, job.batch_size)
 
     return _remembered_json(cache / f"source-errors-{key}.json", measure)
 
@@ -79,14 +77,46 @@ def _remembered_json(path: Path, measure: Callable[[], dict[str, float]]) -> dic
         return value
 
 
+class KeptMatrices(LazyMatrices):
+    """Accuracy matrices for `ccc` that are written to a file as soon as they are measured."""
+
+    def __init__(self, predict: Predict, data: DataSet, batch_size: int, path: Path) -> None:
+        self._path = path
+        try:
+            known = json.loads(path.read_text())
+        except (OSError, ValueError):
+            known = {}
+        super().__init__(predict, data, batch_size=batch_size, known=known)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        fresh = name not in self.known
+        matrix = super().__getitem__(name)
+        if fresh:
+            write_atomically(self._path, json.dumps({k: v.tolist() for k, v in self.known.items()}).encode())
+        return matrix
+
+
 def requirements(
     resolved: Resolved, data: DataSet, model: nn.Module, cache: Path, needs: Iterable[str]
 ) -> dict[str, Any]:
-    """Arguments for `Stream` that a setting asks for: facts about the source network."""
+    """Arguments for `Stream` that a setting asks for: facts about the source network, from the cache or measured."""
     found: dict[str, Any] = {}
     for name in needs:
         if name == "source_errors":
             found[name] = source_errors(resolved, data, model, cache)
-        elif name != "matrices":  # `ccc` falls back on a built-in schedule without matrices
+        elif name == "matrices":
+            path = cache / f"matrices-{digest(resolved.fingerprints)}.json"
+            found[name] = KeptMatrices(_predictor(model), data, resolved.job.batch_size, path)
+        else:
             raise ConfigError(f"setting {resolved.setting['name']!r} needs {name!r}, which a job cannot provide")
     return found
+
+
+def _predictor(model: nn.Module) -> Predict:
+    device = next(model.parameters()).device
+
+    def predict(batch: Tensor) -> Tensor:
+        output = model(batch.to(device))
+        return getattr(output, "logits", output)
+
+    return predict

@@ -64,8 +64,8 @@ class Diagnostics:
 def forgetting_figures(held_out: Mapping[str, Any]) -> dict[str, Any]:
     """What a record says about forgetting: the figures of the adapter's output, its matrix, and its members'.
 
-    `held_out` is what `ForgettingProbe.to_dict` gives. Row i of `matrix` is the accuracy (percent) on each domain after visit
-    i, None for domains not seen by then.
+    `held_out` is what `ForgettingProbe.to_dict` gives. Row i of `matrix` is the accuracy (percent) by domain after
+    visit i, None for domains not seen by then.
     """
     figures = forgetting(held_out)
     names = held_out["domains"]

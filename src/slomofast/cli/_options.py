@@ -1,0 +1,98 @@
+"""Reading `name=value` options and drawing what several commands show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from slomofast.core.errors import ConfigError
+
+
+def pairs(entries: Sequence[str], flag: str) -> dict[str, str]:
+    """`["lr=1e-3"]` as `{"lr": "1e-3"}`; an entry without `=` is refused with an example."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{flag} {entry!r}: write name=value, for example {flag} lr=1e-3")
+        found[name.strip().replace("-", "_")] = value.strip()
+    return found
+
+
+def values(entries: Sequence[str], flag: str) -> dict[str, Any]:
+    """Like `pairs`, with numbers, true/false/null, lists and objects read as JSON and the rest as text."""
+    found: dict[str, Any] = {}
+    for name, text in pairs(entries, flag).items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def split_names(text: str | None) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def short_time(seconds: float) -> str:
+    """A duration for people: `42 s`, `3 min 20 s`, `5 h 12 min`; `?` when it is not known.
+
+    >>> short_time(200), short_time(float("nan"))
+    ('3 min 20 s', '?')
+    """
+    if not seconds >= 0:
+        return "?"
+    total = round(seconds)
+    if total < 100:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"
+
+
+def domain_errors(curve: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """Error in percent by domain and cycle, from the curve of a record."""
+    sums: dict[tuple[int, int], list[int]] = {}
+    columns = zip(curve["domain"], curve["cycle"], curve["count"], curve["wrong"], curve["by_domain"], strict=True)
+    for domain, cycle, count, wrong, mixture in columns:
+        for d, n, w in mixture or [[domain, count, wrong]]:
+            held = sums.setdefault((d, cycle), [0, 0])
+            held[0] += n
+            held[1] += w
+    table: dict[str, dict[int, float]] = {}
+    for (domain, cycle), (count, wrong) in sorted(sums.items()):
+        table.setdefault(curve["domains"][domain], {})[cycle] = 100 * wrong / count
+    return table
+
+
+def error_table(record: Mapping[str, Any], title: str = "") -> Table:
+    """Errors by domain, with a column for each cycle where there are several, and the mean below."""
+    errors = domain_errors(record["curve"])
+    cycles = sorted({cycle for row in errors.values() for cycle in row})
+    overall = record["metrics"]["error"]
+    several = 1 < len(cycles) <= 12
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("domain")
+    for cycle in cycles if several else ():
+        table.add_column(f"cycle {cycle + 1}", justify="right")
+    table.add_column("all" if several else "error %", justify="right")
+    by_domain = overall["by_domain"]
+    for domain, row in errors.items():
+        cells = [f"{row[c]:.1f}" if c in row else "" for c in cycles] if several else []
+        table.add_row(domain, *cells, f"{by_domain.get(domain, float('nan')):.1f}")
+    table.add_section()
+    by_cycle = _as_list(overall.get("by_cycle"), len(cycles))
+    cells = [f"{value:.1f}" if value is not None else "" for value in by_cycle] if several else []
+    table.add_row("[bold]mean", *cells, f"[bold]{overall['mean']:.2f}")
+    return table
+
+
+def _as_list(value: Any, length: int) -> list[Any]:
+    """Figures by cycle, stored as a list or by number."""
+    if isinstance(value, Mapping):
+        return [value.get(str(cycle), value.get(cycle)) for cycle in range(length)]
+    return list(value or [None] * length)

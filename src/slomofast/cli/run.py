@@ -1,0 +1,174 @@
+"""`slomofast run`: one method on one stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run")(run)
+
+
+def run(
+    method: Annotated[str, typer.Argument(help="What to run; `slomofast methods` lists the names.")],
+    setting: Annotated[str, typer.Option(help="Order of the stream; see `slomofast settings`.")] = "continual",
+    data: Annotated[
+        str, typer.Option(help="Data set: glyphs, cifar10_c:PATH, pack:FILE ...; see the docs.")
+    ] = "glyphs",
+    model: Annotated[str | None, typer.Option(help="Source network; the data set's own for glyphs.")] = None,
+    weights: Annotated[list[str] | None, typer.Option(help="File with its weights; repeat for several parts.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of images and of the method.")] = 0,
+    images_per_domain: Annotated[
+        int | None, typer.Option(help="Images at each visit of a domain; all if not given.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 200,
+    severity: Annotated[float, typer.Option(help="Strength of the corruptions, 0 to 5.")] = 5.0,
+    domains: Annotated[str | None, typer.Option(help="Only these domains, separated by commas, in this order.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="An option of the method, name=value.")] = None,
+    setting_set: Annotated[list[str] | None, typer.Option(help="An option of the setting, name=value.")] = None,
+    data_set: Annotated[list[str] | None, typer.Option(help="An option of the data set, name=value.")] = None,
+    model_set: Annotated[list[str] | None, typer.Option(help="An option of the network, name=value.")] = None,
+    metrics: Annotated[
+        str, typer.Option(help="Of error, adaptation, forgetting, recovery, calibration, cost; or `all`.")
+    ] = "error,calibration,cost",
+    out: Annotated[Path, typer.Option(help="Folder of records.")] = Path("runs"),
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU if there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Processor threads.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.")] = 200,
+    compile: Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")] = False,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format of images.")] = False,
+) -> None:
+    """Run a method over a stream, show its error by domain, and keep one record.
+
+    The same command again finds the record and shows it; after an interruption it continues from the last
+    checkpoint.
+
+    [bold]slomofast run slomo_fast --setting cyclic --images-per-domain 1000 --set lr=3e-4[/]
+    """
+    import torch
+
+    from slomofast.bench.job import METRICS, Job
+    from slomofast.bench.parts import resolve
+    from slomofast.bench.run import run_job
+    from slomofast.bench.store import Store
+    from slomofast.cli._options import error_table, pairs, short_time, split_names, values
+    from slomofast.cli._shared import console
+    from slomofast.core.registry import describe
+
+    if threads:
+        torch.set_num_threads(threads)
+    job = Job(
+        method=method,
+        options=describe(method).adapter.Config.parse(pairs(set_ or [], "--set")),
+        setting=setting,
+        setting_options=values(setting_set or [], "--setting-set"),
+        data=data,
+        data_options=values(data_set or [], "--data-set"),
+        model=model or default_model(data),
+        weights=tuple(weights or ()),
+        model_options=values(model_set or [], "--model-set"),
+        seed=seed,
+        batch_size=batch_size,
+        images_per_domain=images_per_domain,
+        severity=severity,
+        domains=split_names(domains) or None,
+        precision=precision,
+        metrics=METRICS if metrics == "all" else split_names(metrics),
+        compile=compile,
+        channels_last=channels_last,
+    )
+    store = Store(out)
+    resolved = resolve(job)
+    row = store.row(resolved.id)
+    if row is not None and row.status == "done":
+        console.print(f"already in {out}: showing the record of {row.started}", highlight=False)
+        record = store.get(resolved.id)
+    else:
+        with _Bar(console, job.title) as bar:
+            record = run_job(job, store, checkpoint_every=checkpoint_every, device=device, on_progress=bar.update)
+    console.print()
+    console.print(error_table(record, title=f"{job.title} (error %, lower is better)"))
+    console.print()
+    for line in _figures(record):
+        console.print(line, highlight=False)
+    for warning in record["warnings"]:
+        console.print(f"[yellow]note:[/] {warning}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{short_time(record['seconds'])}, record: {store.record_path(resolved.id)}", highlight=False, soft_wrap=True
+    )
+
+
+def default_model(data: str) -> str:
+    """The network that belongs to a data set which ships one; otherwise the user must say."""
+    from slomofast.core.errors import ConfigError
+
+    if data.split(":")[0] == "glyphs":
+        return "glyphs"
+    raise ConfigError(f"which network? give --model (and --weights) for data {data!r}; only glyphs comes with its own")
+
+
+class _Bar:
+    """A progress line with the running error and the current domain."""
+
+    def __init__(self, console: object, title: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.progress = Progress(
+            TextColumn("{task.fields[place]:<24}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("error [bold]{task.fields[error]:.1f} %[/]"),
+            TimeRemainingColumn(),
+            console=console,  # type: ignore[arg-type]
+        )
+        self.task = self.progress.add_task(title, total=None, place="loading", error=float("nan"))
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def update(self, progress: object) -> None:
+        """Show a `Progress` message."""
+        from slomofast.bench.run import Progress
+
+        assert isinstance(progress, Progress)
+        place = f"{progress.place} · cycle {progress.cycle + 1}" if progress.cycle else progress.place
+        self.progress.update(
+            self.task, completed=progress.step, total=progress.steps, place=place, error=progress.error
+        )
+
+
+def _figures(record: dict) -> list[str]:
+    """A line for each further family of metrics in the record."""
+    lines, metrics = [], record["metrics"]
+    calibration, cost = metrics.get("calibration") or {}, metrics.get("cost") or {}
+    if calibration.get("ece") is not None:
+        lines.append(f"calibration  ECE {calibration['ece']:.1f} %, NLL {calibration['nll']:.3f}")
+    forgetting = metrics.get("forgetting") or {}
+    if forgetting.get("final") is not None:
+        lines.append(
+            f"forgetting   {forgetting['final']:.1f} points at the end, {forgetting['mean']:.1f} on average, "
+            "on images outside the stream"
+        )
+    recovery = metrics.get("recovery") or {}
+    if recovery.get("mean") is not None:
+        lines.append(f"recovery     {recovery['mean']:+.1f} points when a domain returns (negative: came back better)")
+    adaptation = metrics.get("adaptation") or {}
+    if adaptation.get("rate") is not None:
+        lines.append(f"adaptation   rate {adaptation['rate']:.4f}")
+    if cost.get("milliseconds_median") is not None:
+        lines.append(
+            f"cost         {cost['milliseconds_median']:.0f} ms a batch ({cost['forward_multiple']:.1f} plain forward "
+            f"passes), {cost['images_per_second']:.0f} images/s, {cost['trainable_percent']:.1f} % trainable"
+        )
+    if record.get("skipped_steps"):
+        lines.append(f"[yellow]{record['skipped_steps']} steps were not finite and were not applied[/]")
+    return lines
