@@ -1,0 +1,158 @@
+"""`slomofast data`: what there is, making it, fetching it, checking it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group of commands."""
+    group = typer.Typer(no_args_is_help=True, help="List, make, fetch and check data sets.")
+    group.command("list")(list_)
+    group.command("make")(make)
+    group.command("get")(get)
+    group.command("check")(check)
+    group.command("bench")(bench)
+    app.add_typer(group, name="data")
+
+
+def list_() -> None:
+    """Show every kind of data set, the layout it reads and its options."""
+    from rich.table import Table
+
+    from slomofast.cli._shared import console
+    from slomofast.data import data_home, list_data
+    from slomofast.data.download import ARCHIVES
+
+    table = Table("name", "what", "layout", "options", "at hand")
+    for info in list_data():
+        here = "always" if not info.takes_path else ""
+        if info.folder and (data_home() / info.folder).exists():
+            here = "yes"
+        elif info.name in ARCHIVES:
+            here = "data get"
+        table.add_row(info.name, info.title, info.layout, ", ".join(info.options), here)
+    console.print(table)
+    console.print(f"Data home: {data_home()} (set SLOMOFAST_HOME to move it). A spec is name or name:path.")
+
+
+def _bar() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from slomofast.cli._shared import console
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def make(
+    source: Annotated[str, typer.Argument(help="Clean images: glyphs, pack:FILE or folder:PATH.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write to.")],
+    layout: Annotated[str, typer.Option(help="arrays (as CIFAR-C) or folders (as ImageNet-C).")] = "arrays",
+    size: Annotated[int | None, typer.Option(help="Use this many images only.")] = None,
+    domains: Annotated[str | None, typer.Option(help="Corruptions separated by commas; `all` for nineteen.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the corruptions.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.")] = None,
+) -> None:
+    """Write clean images, corrupted, in an official layout; the same command continues after an interruption."""
+    from slomofast.cli._shared import console, fail
+    from slomofast.core.errors import DataError
+    from slomofast.data import CorruptedImages, open_data
+    from slomofast.data.make import make_arrays, make_folders
+
+    if layout not in ("arrays", "folders"):
+        fail(f"--layout is arrays or folders, got {layout!r}")
+    options = {"domains": domains, "seed": seed, "device": device}
+    if size is not None:
+        options["size"] = size
+    data = open_data(source, **options)
+    if not isinstance(data, CorruptedImages):
+        raise DataError(f"{source} is corrupted already; start from glyphs, pack:FILE or folder:PATH")
+    with _bar() as bar:
+        tasks = {d: bar.add_task(d, total=None) for d in data.domains}
+
+        def progress(domain: str, done: int, total: int) -> None:
+            bar.update(tasks[domain], completed=done, total=total)
+
+        (make_arrays if layout == "arrays" else make_folders)(data, out, progress)
+    console.print(f"wrote {len(data.domains)} corruptions of {data.size:,} images to {out}")
+
+
+def get(
+    name: Annotated[str, typer.Argument(help="cifar10_c, cifar100_c, tinyimagenet_c, imagenet_c or imagenet_r.")],
+    folder: Annotated[Path | None, typer.Option(help="Where it goes; under the data home by default.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the archives after unpacking.")] = False,
+) -> None:
+    """Download a published data set, check it and unpack it; the same command continues after an interruption."""
+    from rich.progress import TaskID
+
+    from slomofast.cli._shared import console
+    from slomofast.data import download
+
+    with _bar() as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=done, total=total)
+
+        where = download.get(name, folder, progress, keep)
+    console.print(f"{name} is in {where}; use it as {name}:{where}")
+
+
+def check(
+    spec: Annotated[str, typer.Argument(help="Data set on disk, name:path.")],
+    size: Annotated[int, typer.Option(help="Images per severity in the array layouts.")] = 10_000,
+    classes: Annotated[int | None, typer.Option(help="Number of classes to insist on.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Names, counts and headers only; decode no image.")] = False,
+) -> None:
+    """Say what is missing or damaged, file by file; exit code 1 if anything is."""
+    from slomofast.cli._shared import console
+    from slomofast.data.check import check_data
+
+    with _bar() as bar:
+        task = bar.add_task("checking", total=None)
+        findings = check_data(
+            spec, size, classes, not quick, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+        bar.update(task, completed=1, total=1)
+    for finding in findings:
+        console.print(f"{finding.path}: {finding.problem}", markup=False, soft_wrap=True)
+    if findings:
+        console.print(f"[red]{len(findings)} problems[/]")
+        raise typer.Exit(1)
+    console.print("[green]complete[/]")
+
+
+def bench(
+    model: Annotated[str, typer.Option(help="Network whose forward pass the loading is hidden behind.")] = "resnet_50",
+    images: Annotated[int, typer.Option(help="Number of JPEG files to write and read.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 32,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+) -> None:
+    """Measure how long a run waits for images: 224-pixel JPEGs decoded in threads ahead of a network."""
+    import torch
+
+    from slomofast.cli._shared import console
+    from slomofast.data.bench import bench_loading
+    from slomofast.models import load_source
+
+    where = torch.device(device or "cpu")
+    network = load_source(model).to(where)
+    report = bench_loading(lambda x: network(x.to(where)), images, batch_size)
+    console.print(
+        f"{report.images} images of 224x224 in {report.seconds:.1f} s, waiting {report.waiting:.2f} s "
+        f"({report.share:.1f} %); decoding alone {report.decode_rate:.0f} images/s"
+    )

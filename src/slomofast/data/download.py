@@ -1,0 +1,225 @@
+"""Fetching public archives: resumed after a cut, checked against their checksum, unpacked in one step."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slomofast.core.errors import ConfigError, DataError, unknown_name
+from slomofast.data.home import data_home
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with (file name, bytes so far, bytes in all if known)."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A public archive: where it lies, its MD5 (None where none is published), what it unpacks to."""
+
+    url: str
+    md5: str | None
+    holds: str
+
+    @property
+    def file(self) -> str:
+        """Name of the archive's file."""
+        return self.url.rpartition("/")[2].partition("?")[0]
+
+
+_ZENODO = "https://zenodo.org/records"
+ARCHIVES: dict[str, tuple[str, tuple[Archive, ...]]] = {
+    "cifar10_c": (
+        "CIFAR-10-C",
+        (
+            Archive(
+                f"{_ZENODO}/2535967/files/CIFAR-10-C.tar?download=1", "56bf5dcef84df0e2308c6dcbcbbd8499", "19 arrays"
+            ),
+        ),
+    ),
+    "cifar100_c": (
+        "CIFAR-100-C",
+        (
+            Archive(
+                f"{_ZENODO}/3555552/files/CIFAR-100-C.tar?download=1", "11f0ed0f1191edbf9fa23466ae6021d3", "19 arrays"
+            ),
+        ),
+    ),
+    "tinyimagenet_c": (
+        "Tiny-ImageNet-C",
+        (
+            Archive(
+                f"{_ZENODO}/8206060/files/Tiny-ImageNet-C.tar?download=1",
+                "f9c9a9dbdc11469f0b850190f7ad8be1",
+                "the fifteen",
+            ),
+        ),
+    ),
+    "imagenet_c": (
+        "ImageNet-C",
+        (
+            Archive(f"{_ZENODO}/2235448/files/noise.tar?download=1", "e80562d7f6c3f8834afb1ecf27252745", "noise"),
+            Archive(f"{_ZENODO}/2235448/files/blur.tar?download=1", "2d8e81fdd8e07fef67b9334fa635e45c", "blur"),
+            Archive(f"{_ZENODO}/2235448/files/weather.tar?download=1", "33ffea4db4d93fe4a428c40a6ce0c25d", "weather"),
+            Archive(f"{_ZENODO}/2235448/files/digital.tar?download=1", "89157860d7b10d5797849337ca2e5c03", "digital"),
+        ),
+    ),
+    "imagenet_r": (
+        "imagenet-r",
+        (
+            Archive(
+                "https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",
+                "a61312130a589d0ca1a8fca1f2bd3337",
+                "200 classes",
+            ),
+        ),
+    ),
+}
+"""Kind of data set -> (folder under the data home, its archives)."""
+
+
+def md5_of(path: Path) -> str:
+    """MD5 of a file, read in pieces."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fetch(
+    url: str,
+    path: Path,
+    md5: str | None = None,
+    progress: Progress | None = None,
+    attempts: int = 5,
+    pause: float = 1.0,
+    timeout: float = 60.0,
+) -> Path:
+    """Download a file to `path`, continuing where an earlier try stopped.
+
+    Bytes collect in `<path>.part` and the file appears under its name only when it is complete and its checksum
+    fits. A connection that ends early is taken up again, `attempts` times without new bytes in all.
+
+    Raises:
+        DataError: the server refuses, the file stays incomplete, or its checksum differs (the part is deleted then).
+    """
+    if path.exists():
+        if md5 is None or md5_of(path) == md5:
+            return path
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    failures, reason = 0, "the connection ended early"
+    while failures < attempts:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            complete = _continue(url, part, progress, timeout)
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # the part is longer than the file: it belongs to something else
+                part.unlink(missing_ok=True)
+                complete, reason = False, "the server had no such range"
+            elif error.code in (408, 429, 500, 502, 503, 504):
+                complete, reason = False, f"HTTP {error.code}"
+            else:
+                raise DataError(f"{url} answers HTTP {error.code} ({error.reason})") from error
+        except (OSError, http.client.HTTPException) as error:
+            complete, reason = False, str(error) or type(error).__name__
+        if complete:
+            break
+        after = part.stat().st_size if part.exists() else 0
+        failures = 0 if after > before else failures + 1
+        if failures:
+            time.sleep(pause * failures)
+    else:
+        raise DataError(f"{url} could not be fetched completely ({reason}); the same command continues it")
+    if md5 is not None and (found := md5_of(part)) != md5:
+        part.unlink()
+        raise DataError(
+            f"{url} has MD5 {found} where {md5} is published; the file was discarded, try again or check the source"
+        )
+    os.replace(part, path)
+    return path
+
+
+def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -> bool:
+    """Append what is missing; whether the file is complete now."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "slomofast"} | ({"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        total = (error.headers.get("Content-Range") or "").rpartition("/")[2]
+        if error.code == 416 and total.isdigit() and int(total) == have:
+            return True
+        raise
+    with response:
+        if have and response.status != 206:  # the server ignores ranges: start over
+            have = 0
+        length = response.headers.get("Content-Length")
+        total_bytes = have + int(length) if length and length.isdigit() else None
+        name = part.name.removesuffix(".part")
+        with part.open("ab" if have else "wb") as file:
+            while block := response.read(2**18):
+                file.write(block)
+                have += len(block)
+                if progress is not None:
+                    progress(name, have, total_bytes)
+    return total_bytes is None or have == total_bytes
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack a tar archive into `target`; entries appear there only when all of it was readable.
+
+    A single top folder of the archive is left out, so that `CIFAR-10-C.tar` fills `CIFAR-10-C/` directly.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as folder:
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise DataError(f"{archive} cannot be unpacked ({error}); delete it and fetch it again") from error
+        entries = list(Path(folder).iterdir())
+        if len(entries) == 1 and entries[0].is_dir() and entries[0].name.lower() == target.name.lower():
+            entries = list(entries[0].iterdir())
+        for entry in entries:
+            place = target / entry.name
+            if place.is_dir():
+                shutil.rmtree(place)
+            os.replace(entry, place)
+
+
+def get(
+    name: str, folder: Path | None = None, progress: Progress | None = None, keep: bool = False, **options: float
+) -> Path:
+    """Download and unpack a published data set; the folder it then lies in.
+
+    What was unpacked before is not fetched again; `keep` leaves the archives beside it.
+    """
+    if name not in ARCHIVES:
+        raise unknown_name("downloadable data set", name, ARCHIVES)
+    default, archives = ARCHIVES[name]
+    target = folder or data_home() / default
+    for archive in archives:
+        done = target / f".{archive.file}.done"
+        if done.exists():
+            continue
+        if not archive.url.startswith(("https://", "http://127.0.0.1")):
+            raise ConfigError(f"{archive.url} is not fetched: only https addresses are")
+        place = target.parent / archive.file
+        fetch(archive.url, place, archive.md5, progress, **options)  # type: ignore[arg-type]
+        unpack(place, target)
+        done.write_text(archive.md5 or "unchecked")
+        if not keep:
+            place.unlink()
+    return target
