@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slomofast.core.errors import DataError
+from slomofast.core.rng import Rng
 
 
 class PrototypeQueues(nn.Module):
@@ -91,6 +92,49 @@ class ClassMeans(nn.Module):
     def nearest(self, z: Tensor) -> Tensor:
         """For each feature (B, D) the prototype of highest cosine, without a gradient."""
         return nearest(z.detach().float(), self.prototypes, self.present)
+
+
+class SourceReplay(nn.Module):
+    """A uniform sample of at most `capacity` labelled source images, to be drawn from during the stream."""
+
+    images: Tensor
+    labels: Tensor
+    keys: Tensor
+
+    def __init__(self, capacity: int, shape: tuple[int, ...], device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("images", torch.zeros(capacity, *shape, device=device))
+        self.register_buffer("labels", torch.zeros(capacity, dtype=torch.int64, device=device))
+        self.register_buffer("keys", torch.full((capacity,), float("inf"), device=device))
+
+    @torch.no_grad()
+    def push(self, images: Tensor, labels: Tensor, rng: Rng) -> None:
+        """Offer a batch. Every image draws a number and the lowest stay, so all images seen are equally likely."""
+        keys = torch.cat([self.keys, rng.uniform(len(images))])
+        kept, chosen = keys.topk(len(self.keys), largest=False)
+        self.keys.copy_(kept)
+        self.images.copy_(torch.cat([self.images, images])[chosen])
+        self.labels.copy_(torch.cat([self.labels, labels])[chosen])
+
+    @torch.no_grad()
+    def draw(self, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
+        """A batch of images and labels, each image once; where fewer are stored they repeat in the same order."""
+        stored = torch.isfinite(self.keys)
+        order = torch.where(stored, rng.uniform(len(stored)), 2.0).argsort()
+        chosen = order[torch.arange(count, device=order.device) % stored.sum()]
+        return self.images[chosen], self.labels[chosen]
+
+
+def labelled(
+    loader: Iterable[tuple[Tensor, Tensor]], classes: int, limit: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Source batches with checked int64 labels, until more than `limit` images were seen."""
+    seen = 0
+    for images, labels in loader:
+        if limit is not None and seen > limit:
+            return
+        seen += len(images)
+        yield images, checked_labels(labels, classes)
 
 
 def checked_labels(labels: Tensor, classes: int) -> Tensor:
