@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-Statistics = Literal["batch", "source", "blend", "ema"]
+Statistics = Literal["batch", "source", "blend", "ema", "robust"]
 
 
 class TestTimeNorm(nn.Module):
@@ -21,6 +21,8 @@ class TestTimeNorm(nn.Module):
     blend: (1 - alpha) * source + alpha * batch.
     ema: a running average that starts at the source statistics; a pass with `measuring` set normalises with the
         batch and moves the average by `alpha`, any other pass uses the average.
+    robust: the same average of biased variances, but a measuring pass normalises with the average it has just moved;
+        gradients flow through the batch's part of it.
 
     Where a batch holds one value per channel its variance means nothing, so the stored statistics serve.
     """
@@ -43,15 +45,28 @@ class TestTimeNorm(nn.Module):
         if self.statistics == "blend" and not lone:
             mean, variance = self._blended(x)
             return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+        if self.statistics == "robust" and self.measuring and not lone:
+            return self._followed(x)
         measuring = self.statistics == "ema" and self.measuring and not lone
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, measuring, self.alpha, self.eps
         )
 
-    def _blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _followed(self, x: Tensor) -> Tensor:
+        assert self.running_mean is not None and self.running_var is not None
+        mean, variance = self._blended(x, unbiased=False)
+        self.running_mean.copy_(mean.detach())
+        self.running_var.copy_(variance.detach())
+        # written out, because batch_norm passes no gradient to statistics it is given
+        scale = (variance + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight)
+        shift = (0.0 if self.bias is None else self.bias) - mean * scale
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        return (x.float() * scale.view(shape) + shift.view(shape)).to(x.dtype)
+
+    def _blended(self, x: Tensor, unbiased: bool = True) -> tuple[Tensor, Tensor]:
         assert self.running_mean is not None and self.running_var is not None
         axes = [axis for axis in range(x.dim()) if axis != 1]
-        variance, mean = torch.var_mean(x.float(), axes, unbiased=True)
+        variance, mean = torch.var_mean(x.float(), axes, unbiased=unbiased)
         return torch.lerp(self.running_mean, mean, self.alpha), torch.lerp(self.running_var, variance, self.alpha)
 
     def extra_repr(self) -> str:

@@ -36,7 +36,9 @@ class CmfConfig(RoidConfig):
     source_momentum: float = option(
         0.99, "share of the adapted weights kept after each step [gamma]", low=0.0, high=1.0
     )
-    transition: float = option(0.99, "share of the hidden model kept when it decays to the source [alpha]", low=0.0, high=1.0)  # fmt: skip
+    transition: float = option(
+        0.99, "share of the hidden model kept when it decays to the source [alpha]", low=0.0, high=1.0
+    )
     noise: float = option(0.005, "process noise for 38,400 trained values; scales with their number [q]", low=0.0)
     least_share: float = option(0.89, "least share of the old hidden model in its update [beta]", low=0.0, high=1.0)
     full_share: float = option(0.9999, "from this share on the hidden model is not updated at all", low=0.0, high=1.0)
@@ -45,7 +47,7 @@ class CmfConfig(RoidConfig):
     )
 
 
-@register("cmf", paper="openreview:BllUWdpIOA", trains="norm layers",
+@register("cmf", paper="ICLR 2024", trains="norm layers",
           returns="logits from before the update, times the batch's smoothed class prior")  # fmt: skip
 class Cmf(Roid):
     """ROID with a hidden model, driven by a Kalman filter, in place of the fixed source weights."""

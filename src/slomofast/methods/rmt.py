@@ -64,6 +64,7 @@ class Rmt(Adapter):
 
     Config = RmtConfig
     config: RmtConfig
+    student: Classifier
 
     def build(self, model: Classifier) -> None:
         config, dim = self.config, feature_size(model, self.sample_shape, self.device)

@@ -48,13 +48,14 @@ class SantaConfig(OptimConfig):
     augment_per: Per = option("batch", "draw augmentation parameters once per batch or once per image")
 
 
-@register("santa", paper="TMLR 2023, openreview:V7guVYzvE4", trains="norm layers", needs_source=True,
+@register("santa", paper="TMLR 2023", trains="norm layers", needs_source=True,
           needs_features=True)  # fmt: skip
 class Santa(Adapter):
     """Agree with the source network under test statistics, and align features with its class prototypes."""
 
     Config = SantaConfig
     config: SantaConfig
+    student: Classifier
 
     def build(self, model: Classifier) -> None:
         dim = feature_size(model, self.sample_shape, self.device)
