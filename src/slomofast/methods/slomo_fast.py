@@ -30,21 +30,23 @@ from slomofast.core.adapter import Adapter, Ensemble
 from slomofast.core.config import option
 from slomofast.core.errors import ConfigError
 from slomofast.core.optim import OptimConfig
-from slomofast.core.params import copy_network, ema_update, flatten, projector, restore, trainable
+from slomofast.core.params import copy_network, ema_update, flatten, projector, pull_towards, restore, trainable
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
 from slomofast.losses import (
+    certainty_diversity,
     contrastive,
     entropy,
     information_maximisation,
     label_calibration,
     masked_mean,
     prediction_change,
+    soft_likelihood_ratio,
     symmetric_cross_entropy,
 )
 from slomofast.memory import PrototypeQueues, nearest
 
-PARTNERS = ("fast", "slow", "fast_aug")
+PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 
 
@@ -57,10 +59,14 @@ class SloMoFastConfig(OptimConfig):
     }
 
     consistency: tuple[str, ...] = option(
-        ("fast", "slow"),
-        "teachers the student agrees with; fast_aug: its own augmented view",
-        choices=PARTNERS,
+        ("fast", "slow"), "teachers the student agrees with; _aug: with an augmented view of its own", choices=PARTNERS
     )
+    slow_share: float = option(1.0, "weight of the agreement with the slow teacher", low=0.0)
+    weighting: Literal["none", "certainty"] = option("none", "weigh the student's samples by certainty and diversity")
+    student_information: float = option(0.0, "weight of information maximisation on the student", low=0.0)
+    student_ratio: float = option(0.0, "weight of the soft likelihood ratio on the student", low=0.0)
+    student_pull: float = option(0.0, "share of the way the student returns to the source per step", low=0.0, high=1.0)
+    slow_agreement: float = option(0.0, "weight of T2's agreement with T1", low=0.0)
     members: tuple[str, ...] = option(
         ("student", "slow"), "networks whose logits are added to predict", choices=MEMBERS
     )
@@ -105,6 +111,7 @@ class SloMoFastAdapter(Adapter):
     part: ClassVar[Literal["norm", "all"]] = "norm"
     slow_source: Tensor
     student_source: Tensor
+    average: Tensor
 
     def build(self, model: Classifier) -> None:
         config = self.config
@@ -118,7 +125,9 @@ class SloMoFastAdapter(Adapter):
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
         self.register_buffer("slow_source", flatten(trainable(self.slow)))
-        self.register_buffer("student_source", flatten(trainable(self.student) if config.restore_student else []))
+        returns = config.restore_student or config.student_pull
+        self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
+        self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
         share = math.log(self.classes) if config.threshold_unit == "share" else 1.0
         self.sure_below = config.entropy_threshold * share
 
@@ -134,31 +143,39 @@ class SloMoFastAdapter(Adapter):
         config = self.config
         fast, sure = self._observe(x)
         prototypes, present = self.queues.prototypes()
-
         view = augment(x, self.rng, per=config.augment_per)
-        student = self.student(x)
-        slow_z, slow = self.slow.both(x)
+
+        with torch.set_grad_enabled(self.learns_from_clean):
+            student = self.student(x).float()
+        slow_z, slow = (t.float() for t in self.slow.both(x))
         logits = {"student": student.detach(), "fast": fast, "slow": slow.detach()}
-        output = combine(
-            {name: logits[name] for name in config.members},
-            calibrate=config.calibrate,
-            smoothing=config.smoothing,
-        )
+        chosen = {name: logits[name] for name in config.members}
+        output = combine(chosen, calibrate=config.calibrate, smoothing=config.smoothing)
 
         self.update(self._student_loss(view, student, fast, slow.detach()), "student")
+        if config.student_pull:
+            pull_towards(trainable(self.student), self.student_source, config.student_pull)
         if config.restore_student:
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         ema_update(self.fast, self.student, config.fast_momentum)
 
         self.update(self._slow_loss(view, slow_z, slow, fast, sure, prototypes, present), "slow", "projector")
         restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
+        self._log_members(logits)
+        return output
 
+    @property
+    def learns_from_clean(self) -> bool:
+        """Whether the student's pass over the batch as it is needs a gradient."""
+        config = self.config
+        return bool({"fast", "slow"} & set(config.consistency) or config.student_information or config.student_ratio)
+
+    def _log_members(self, logits: dict[str, Tensor]) -> None:
         for name, member in logits.items():
             self.log(f"entropy_{name}", entropy(member).mean())
-        self.log("disagreement_student_fast", _disagreement(logits["student"], fast))
-        self.log("disagreement_student_slow", _disagreement(logits["student"], logits["slow"]))
-        self.log("disagreement_fast_slow", _disagreement(fast, logits["slow"]))
-        return output
+        for one, other in (("student", "fast"), ("student", "slow"), ("fast", "slow")):
+            differing = logits[one].argmax(1) != logits[other].argmax(1)
+            self.log(f"disagreement_{one}_{other}", differing.float().mean())
 
     @torch.no_grad()
     def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,17 +197,36 @@ class SloMoFastAdapter(Adapter):
         return logits, sure
 
     def _student_loss(self, view: Tensor, student: Tensor, fast: Tensor, slow: Tensor) -> Tensor:
-        """L_ST: agreement with the chosen teachers."""
-        partners = self.config.consistency
-        loss = student.new_zeros((), dtype=torch.float32)
-        if "fast" in partners:
-            loss = loss + symmetric_cross_entropy(student.float(), fast).mean()
-        if "slow" in partners:
-            loss = loss + symmetric_cross_entropy(student.float(), slow.float()).mean()
-        if "fast_aug" in partners:
-            loss = loss + symmetric_cross_entropy(self.student(view).float(), fast).mean()
+        """L_ST: agreement with the chosen teachers; beyond the paper: certain and diverse predictions of its own."""
+        config = self.config
+        weight = self._sample_weights(student.detach())
+        total = torch.zeros_like(weight)
+        views = {"": student}
+        if any(partner.endswith("_aug") for partner in config.consistency):
+            views["_aug"] = self.student(view).float()
+        for suffix, seen in views.items():
+            if "fast" + suffix in config.consistency:
+                total = total + symmetric_cross_entropy(seen, fast)
+            if "slow" + suffix in config.consistency:
+                total = total + config.slow_share * symmetric_cross_entropy(seen, slow)
+        if config.student_ratio:
+            total = total + config.student_ratio * soft_likelihood_ratio(student)
+        loss = (weight * total).mean()
+        if config.student_information:
+            loss = loss + config.student_information * information_maximisation(student)
         self.log("loss_student", loss)
         return loss
+
+    @torch.no_grad()
+    def _sample_weights(self, logits: Tensor) -> Tensor:
+        """One per sample, or more for samples that are certain and unlike the average prediction."""
+        if self.config.weighting == "none":
+            return torch.ones_like(logits[:, 0])
+        weight, kept = certainty_diversity(logits, self.average, 1 / 3)
+        now = logits.softmax(1).mean(0)
+        self.average.lerp_(torch.where(torch.isfinite(now), now, self.average), 0.1)
+        self.log("share_weighted", kept.float().mean())
+        return weight
 
     def _slow_loss(
         self,
@@ -204,25 +240,29 @@ class SloMoFastAdapter(Adapter):
     ) -> Tensor:
         """L_T2: prototypes where T1 is sure and T2 is not, and certain, diverse predictions everywhere."""
         config = self.config
-        label, unsure = fast.argmax(1), entropy(logits.detach().float()) > self.sure_below
+        label, unsure = fast.argmax(1), entropy(logits.detach()) > self.sure_below
         chosen = (sure & unsure) if config.select == "uncertain" else torch.ones_like(sure)
         chosen = chosen & present[label]
         self.log("share_taught", chosen.float().mean())
-        loss = z.new_zeros((), dtype=torch.float32)
+        loss = torch.zeros((), device=self.device)
         if config.contrastive_weight:
-            near = nearest(z.detach().float(), prototypes, present)
-            views = torch.stack([z.float(), self.slow.features(view).float(), near])
+            near = nearest(z.detach(), prototypes, present)
+            views = torch.stack([z, self.slow.features(view).float(), near])
             term = contrastive(self.projector(views), config.temperature, chosen)
             self.log("loss_contrastive", term)
             loss = loss + config.contrastive_weight * term
         if config.prototype_weight:
-            term = masked_mean((z.float() - prototypes[label]).square().mean(1), chosen)
+            term = masked_mean((z - prototypes[label]).square().mean(1), chosen)
             self.log("loss_prototype", term)
             loss = loss + config.prototype_weight * term
         if config.information_weight:
-            term = information_maximisation(logits.float())
+            term = information_maximisation(logits)
             self.log("loss_information", term)
             loss = loss + config.information_weight * term
+        if config.slow_agreement:
+            term = symmetric_cross_entropy(logits, fast).mean()
+            self.log("loss_slow_agreement", term)
+            loss = loss + config.slow_agreement * term
         return loss
 
 
@@ -253,7 +293,3 @@ def combine(logits: dict[str, Tensor], calibrate: bool, smoothing: float) -> Ten
     """The members' logits added up and, if asked, weighted with the batch's class prior."""
     total = torch.stack([member.float() for member in logits.values()]).sum(0)
     return label_calibration(total, smoothing) if calibrate else total
-
-
-def _disagreement(a: Tensor, b: Tensor) -> Tensor:
-    return (a.argmax(1) != b.argmax(1)).float().mean()
