@@ -150,6 +150,11 @@ class Setting(ABC):
 
 
 S = TypeVar("S", bound=type[Setting])
+_ORDER = (
+    *("continual", "mixed", "gradual", "episodic", "cross_group", "easy2hard", "hard2easy"),
+    *("mixed_after_continual", "continual_after_mixed", "ccc", "cyclic", "cyclic_group", "cycle_length"),
+    *("lifelong", "stochastic", "correlated", "then"),
+)
 _FACTS = ("help", "low", "high", "choices")
 _SETTINGS: dict[str, type[Setting]] = {}
 
@@ -181,7 +186,8 @@ class SettingInfo:
 
 def list_settings(combinators: bool = False) -> list[str]:
     """Names of the settings; with `combinators` also those that only combine others."""
-    return [name for name, cls in _SETTINGS.items() if combinators or not cls.combinator]
+    names = [name for name, cls in _SETTINGS.items() if combinators or not cls.combinator]
+    return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
 
 def setting_class(name: str) -> type[Setting]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from slomofast.core.colours import MIXED, domain_colours
 
 if TYPE_CHECKING:
+    from slomofast.streams.schedule import Segment
     from slomofast.streams.stream import Stream
 
-_BAR = 96
+_BAR = 76
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
@@ -32,21 +33,28 @@ def facts(stream: Stream) -> dict[str, str]:
     }
 
 
-def cells(stream: Stream, width: int = _BAR) -> list[int]:
-    """The domain shown at `width` evenly spaced moments of the stream; -1 where domains are mixed."""
+def shown(stream: Stream, segment: Segment) -> str:
+    """The name a picture gives to a segment's domain: `mixed` for several, the stronger one of a pair."""
+    if segment.pair:
+        return max(segment.pair, key=lambda corruption: corruption[1])[0]
+    return stream.domains[segment.domain] if segment.domain >= 0 else "mixed"
+
+
+def cells(stream: Stream, width: int = _BAR) -> list[str]:
+    """What is shown at `width` evenly spaced moments of the stream."""
     places = (min(stream.total - 1, int((k + 0.5) * stream.total / width)) for k in range(width))
-    return [stream.locate(position)[0].domain for position in places]
+    return [shown(stream, stream.locate(position)[0]) for position in places]
 
 
 def as_text(stream: Stream) -> str:
     """The stream in plain text; each letter of the bar stands for a domain, `*` for several mixed."""
-    letters = {d: _ALPHABET[d % len(_ALPHABET)] for d in range(len(stream.domains))} | {-1: "*"}
-    shown = cells(stream)
-    bar = "".join(letters[d] for d in shown)
-    legend = "  ".join(f"{letters[d]} {stream.domains[d]}" for d in dict.fromkeys(shown) if d >= 0)
+    names = list(dict.fromkeys(shown(stream, s) for s in stream.segments))
+    letters = {name: _ALPHABET[k % len(_ALPHABET)] for k, name in enumerate(names)} | {"mixed": "*"}
+    bar = "".join(letters[name] for name in cells(stream))
+    legend = "  ".join(f"{letters[name]} {name}" for name in names)
     lines = [f"{stream.setting.name} over {stream.data.name}"]
     lines += [f"  {name}: {value}" for name, value in facts(stream).items()]
-    return "\n".join([*lines, f"  [{bar}]", f"  {legend or '* all domains mixed'}"])
+    return "\n".join([*lines, f"  [{bar}]", f"  {legend}"])
 
 
 def as_rich(stream: Stream) -> Any:
@@ -56,18 +64,16 @@ def as_rich(stream: Stream) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    colours = domain_colours(stream.domains, stream.groups)
-    shade = {d: colours[name] for d, name in enumerate(stream.domains)} | {-1: MIXED}
-    shown = cells(stream)
+    names = list(dict.fromkeys(shown(stream, s) for s in stream.segments))
+    colours = domain_colours([n for n in names if n != "mixed"], stream.catalog.groups) | {"mixed": MIXED}
     bar = Text()
-    for domain in shown:
-        bar.append("█" if domain >= 0 else "▒", style=shade[domain])
+    for name in cells(stream):
+        bar.append("▒" if name == "mixed" else "█", style=colours[name])
     cycles = _cycle_marks(stream)
     legend = Text()
-    for domain in dict.fromkeys(s.domain for s in stream.segments):
-        name = stream.domains[domain] if domain >= 0 else "mixed"
-        legend.append("■ ", style=shade[domain])
-        legend.append(name.replace("_", " ") + "   ")
+    for name in names:
+        legend.append("■ ", style=colours[name])
+        legend.append(name.replace("_", "\u00a0") + "   ")
     table = Table.grid(padding=(0, 2))
     values = list(facts(stream).items())
     for row in range(0, len(values), 3):

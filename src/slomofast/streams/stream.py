@@ -355,6 +355,7 @@ class Stream:
                 "steps": int(end - start),
                 "images": s.count,
                 "reset": s.reset,
+                **({"pair": [list(one) for one in s.pair]} if s.pair else {}),
             }
             for s, start, end in zip(self.segments, starts, self._ends, strict=True)
         ]

@@ -1,0 +1,119 @@
+"""`slomofast settings`: the streams there are, and what one looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+settings = typer.Typer(help="List the stream settings, or show one over a data set.", no_args_is_help=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(settings, name="settings")
+
+
+@settings.callback(invoke_without_command=True)
+def list_all(context: typer.Context) -> None:
+    """List the stream settings, or show one over a data set."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from slomofast.cli._shared import console
+    from slomofast.streams import describe_setting, list_settings
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("setting", no_wrap=True, style="cyan")
+    table.add_column("")
+    for name in list_settings(combinators=True):
+        table.add_row(name, Text(describe_setting(name).summary))
+    console.print(table)
+    console.print("\nslomofast settings show NAME draws one and lists its options.", style="dim")
+
+
+@settings.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="Setting, or a whole one as JSON.")],
+    data: Annotated[str, typer.Option(help="Data set, such as glyphs or cifar10_c:/path.")] = "glyphs",
+    images_per_domain: Annotated[int | None, typer.Option(help="Images at each visit; all if unset.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of every order.")] = 0,
+    severity: Annotated[float, typer.Option(help="Strength of the corruptions, 0 to 5.")] = 5.0,
+    domains: Annotated[str | None, typer.Option(help="Domains to use, separated by commas.")] = None,
+    options: Annotated[list[str] | None, typer.Option("--set", help="Option of the setting, name=value.")] = None,
+    model: Annotated[str | None, typer.Option(help="Source network, for orders that depend on it.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the timeline into this file.")] = None,
+) -> None:
+    """Draw a setting's timeline over a data set: which domain comes when, how long, in how many batches."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from slomofast.cli._options import split_names, values
+    from slomofast.cli._shared import console
+    from slomofast.data import open_data
+    from slomofast.streams import Stream, describe_setting, make_setting
+
+    setting = make_setting(name, **values(options or (), "--set"))
+    source = open_data(data)
+    stream = Stream(
+        setting,
+        source,
+        batch_size,
+        seed,
+        images_per_domain,
+        severity,
+        split_names(domains) or None,
+        **_source_facts(setting.requirements(), source, data, model, severity, console),
+    )
+    console.print(stream)
+    info = describe_setting(setting.name)
+    console.print(Text(info.text))
+    if info.options:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("option", "default", "meaning"):
+            table.add_column(column, style="cyan" if column == "option" else "")
+        for option in info.options:
+            table.add_row(option["name"], Text(_shown(option["default"])), Text(option["help"]))
+        console.print(table)
+    if plot is not None:
+        from slomofast.report.plots import save, timeline
+
+        title = f"{setting.name} · {stream.total:,} batches of {batch_size}"
+        path = save(timeline(stream.table(), stream.domains, stream.catalog.groups, title), plot)
+        console.print(f"drew {path}", highlight=False)
+
+
+def _source_facts(
+    needs: tuple[str, ...], data: Any, spec: str, model: str | None, severity: float, console: Any
+) -> dict[str, Any]:
+    """Measure on a few images what a setting needs to know about the source network."""
+    if not needs:
+        return {}
+    import torch
+
+    from slomofast.core.errors import ConfigError
+    from slomofast.models import load_source
+    from slomofast.streams import LazyMatrices, measure_source_errors
+
+    if model is None and spec != "glyphs":
+        raise ConfigError(f"this setting depends on the source model's {' and '.join(needs)}; name it with --model")
+    network = load_source(model or "glyphs")
+    facts: dict[str, Any] = {}
+    with torch.no_grad(), console.status("asking the source network ..."):
+        if "source_errors" in needs:
+            facts["source_errors"] = measure_source_errors(network, data, severity, images=200)
+        if "matrices" in needs:
+            facts["matrices"] = LazyMatrices(network, data, step=1.0, images=100)
+    return facts
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value["name"])
+    if isinstance(value, list):
+        return " ".join(_shown(v) for v in value) if len(value) < 12 else f"{len(value)} values"
+    return f"{value:g}" if isinstance(value, float) else str(value)
