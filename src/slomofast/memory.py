@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -143,3 +145,90 @@ def checked_labels(labels: Tensor, classes: int) -> Tensor:
         seen = f"{labels.dtype} of shape {tuple(labels.shape)} up to {labels.max().item() if labels.numel() else None}"
         raise DataError(f"source labels must be whole numbers (B,) from 0 to {classes - 1}, got {seen}")
     return labels.long()
+
+
+class BalancedLedger:
+    """Who is in a class-balanced bank and who goes next: plain Python, because each arrival depends on the last.
+
+    An item is worse the older and the less certain it is. An arrival whose class has not used up its share of the
+    capacity takes a free slot, or else challenges the worst item of the classes that hold most; an arrival of a class
+    that has used it up challenges the worst of its own. It wins where that item is worse than itself.
+    """
+
+    def __init__(self, capacity: int, classes: int, age_weight: float = 1.0, uncertainty_weight: float = 1.0) -> None:
+        self.capacity, self.quota = capacity, capacity / classes
+        self.age_weight, self.uncertainty_weight = age_weight, uncertainty_weight / max(math.log(classes), 1e-12)
+        self.labels: list[int] = []
+        self.uncertainties: list[float] = []
+        self._born: list[int] = []
+        self._clock = 0
+
+    def load(self, labels: list[int], uncertainties: list[float], ages: list[int]) -> None:
+        """Continue from stored items; a negative label ends them."""
+        count = next((slot for slot, label in enumerate(labels) if label < 0), len(labels))
+        self.labels, self.uncertainties = labels[:count], uncertainties[:count]
+        self._born, self._clock = [-age for age in ages[:count]], 0
+
+    @property
+    def ages(self) -> list[int]:
+        """Arrivals since each item came, itself included."""
+        return [self._clock - born for born in self._born]
+
+    def add(self, label: int, uncertainty: float) -> int | None:
+        """Slot that the arrival takes, or None where it is turned away; either way everyone grows older by one."""
+        slot = self._place(label, uncertainty)
+        if slot is not None:
+            for column, value in ((self.labels, label), (self.uncertainties, uncertainty), (self._born, self._clock)):
+                column[slot : slot + 1] = [value]  # type: ignore[list-item]
+        self._clock += 1
+        return slot
+
+    def _place(self, label: int, uncertainty: float) -> int | None:
+        mine = [slot for slot, held in enumerate(self.labels) if held == label]
+        if len(mine) < self.quota:
+            if len(self.labels) < self.capacity:
+                return len(self.labels)
+            counts = Counter(self.labels)
+            most = max(counts.values())
+            mine = [slot for slot, held in enumerate(self.labels) if counts[held] == most]
+        # among equals the later one goes, in the order of classes and then of arrival
+        worst = max(mine, key=lambda slot: (self._badness(slot), self.labels[slot], self._born[slot]))
+        return worst if self._badness(worst) > self._score(0, uncertainty) else None
+
+    def _badness(self, slot: int) -> float:
+        return self._score(self._clock - self._born[slot], self.uncertainties[slot])
+
+    def _score(self, age: int, uncertainty: float) -> float:
+        timeliness = 1.0 / (1.0 + math.exp(-age / self.capacity))
+        return self.age_weight * timeliness + self.uncertainty_weight * uncertainty
+
+
+class BalancedBank(nn.Module):
+    """Images of a class-balanced bank in buffers of fixed size; slots 0 to n - 1 are in use, others have label -1."""
+
+    images: Tensor
+    labels: Tensor
+    uncertainties: Tensor
+    ages: Tensor
+
+    def __init__(self, capacity: int, shape: tuple[int, ...], device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("images", torch.zeros(capacity, *shape, device=device))
+        self.register_buffer("labels", torch.full((capacity,), -1, dtype=torch.int64, device=device))
+        self.register_buffer("uncertainties", torch.zeros(capacity, device=device))
+        self.register_buffer("ages", torch.zeros(capacity, dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def store(self, images: Tensor, rows: Mapping[int, int]) -> None:
+        """Put image `rows[slot]` of a batch into each slot named."""
+        if rows:
+            slots = torch.tensor(list(rows), device=images.device)
+            self.images.index_copy_(0, slots, images[torch.tensor(list(rows.values()), device=images.device)])
+
+    @torch.no_grad()
+    def record(self, ledger: BalancedLedger) -> None:
+        """Keep what the ledger says about each slot."""
+        count, device = len(ledger.labels), self.labels.device
+        self.labels[:count] = torch.tensor(ledger.labels, dtype=torch.int64, device=device)
+        self.uncertainties[:count] = torch.tensor(ledger.uncertainties, dtype=torch.float32, device=device)
+        self.ages[:count] = torch.tensor(ledger.ages, dtype=torch.int64, device=device)

@@ -53,7 +53,7 @@ class CottaConfig(OptimConfig):
 
 
 @register("cotta", paper="arXiv:2203.13591", trains="all parameters", norms=("batch", "group", "layer", "none"),
-          returns="teacher's logits from before the update, averaged over views where the source is unsure")  # fmt: skip
+          returns="teacher's logits from before the update, averaged over views if the source is unsure")  # fmt: skip
 class Cotta(Adapter):
     """Learn from an augmentation-averaged teacher and restore random weights to the source."""
 

@@ -1,0 +1,119 @@
+"""RoTTA: learn from a small class-balanced bank of recent, certain images instead of from the raw batch.
+
+The teacher predicts with BatchNorm statistics that follow the stream slowly, so neither a batch of one nor a burst of
+one class upsets it. Its predictions decide which images a bank keeps: few per class, young and certain. Every 64 images
+the student learns the teacher's view of the bank, old items counting less, and the teacher takes a small step to it.
+
+L. Yuan, B. Xie, S. Li: "Robust Test-Time Adaptation in Dynamic Scenarios", CVPR 2023, arXiv:2303.13899. Returned are
+the teacher's logits from before any update of the batch, though several updates may fall inside it.
+
+Who leaves the bank depends on everyone who came before, so that rule runs on the host over labels and entropies of at
+most the batch, with one wait for the device per step; images stay where they are.
+
+Departures: dropout and stochastic depth stay off during updates (the public code switches to train mode).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slomofast.augment import Per, augment
+from slomofast.core.adapter import Adapter
+from slomofast.core.config import option
+from slomofast.core.norms import measure_statistics
+from slomofast.core.optim import OptimConfig
+from slomofast.core.params import copy_network, ema_update
+from slomofast.core.registry import register
+from slomofast.core.split import Classifier
+from slomofast.losses import cross_entropy
+from slomofast.memory import BalancedBank, BalancedLedger
+
+
+@dataclass(frozen=True)
+class RottaConfig(OptimConfig):
+    """Options of RoTTA; symbols of the paper in brackets."""
+
+    capacity: int = option(64, "images the bank holds [N]", low=1)
+    update_every: int = option(64, "images between updates", low=1)
+    teacher_momentum: float = option(0.999, "share of the old teacher per update [1 - nu]", low=0.0, high=1.0)
+    alpha: float = option(0.05, "share of the bank's statistics in BatchNorm's average per update", low=0.0, high=1.0)
+    age_weight: float = option(1.0, "how much age makes an item leave the bank [lambda_t]", low=0.0)
+    uncertainty_weight: float = option(1.0, "how much entropy makes an item leave the bank [lambda_u]", low=0.0)
+    augment_per: Per = option("batch", "draw augmentation parameters once per update or once per image")
+
+
+@register("rotta", paper="arXiv:2303.13899", trains="norm layers", batch_of_one=True,
+          returns="teacher's logits from before the update")  # fmt: skip
+class Rotta(Adapter):
+    """Learn from a class-balanced bank of recent, certain images, with slowly moving statistics."""
+
+    Config = RottaConfig
+    config: RottaConfig
+    waiting: Tensor
+
+    def build(self, model: Classifier) -> None:
+        config = self.config
+        self.student = copy_network(model, train="norm", statistics="robust", alpha=config.alpha)
+        self.teacher = copy_network(model, statistics="robust", alpha=config.alpha)
+        self.bank = BalancedBank(config.capacity, self.sample_shape or (), self.device)
+        self.register_buffer("waiting", torch.zeros((), dtype=torch.int64, device=self.device))
+        self.optimize("student", self.student)
+
+    def members(self) -> dict[str, nn.Module]:
+        return {"teacher": self.teacher, "student": self.student}
+
+    def adapt(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits = self.teacher(x).float()
+        ledger, waiting, labels, uncertainties = self._fetch(logits)
+        rows: dict[int, int] = {}
+        for row, (label, uncertainty) in enumerate(zip(labels, uncertainties, strict=True)):
+            slot = ledger.add(label, uncertainty) if uncertainty == uncertainty else None
+            if slot is not None:
+                rows[slot] = row
+            waiting += 1
+            if waiting == self.config.update_every:
+                self.bank.store(x, rows)
+                self._learn(ledger)
+                rows, waiting = {}, 0
+        self.bank.store(x, rows)
+        self.bank.record(ledger)
+        self.waiting.fill_(waiting)
+        self.log("bank_fill", len(ledger.labels) / self.config.capacity)
+        return logits
+
+    @torch.no_grad()
+    def _fetch(self, logits: Tensor) -> tuple[BalancedLedger, int, list[int], list[float]]:
+        """What the host needs to place the batch, in one transfer: bank, counter, predicted classes and entropies."""
+        bank, config = self.bank, self.config
+        p = logits.softmax(1)
+        uncertainty = -(p * (p + 1e-6).log()).sum(1)
+        if self._bad_input is not None:
+            uncertainty = torch.where(self._bad_input, float("nan"), uncertainty)
+        parts = [bank.labels, bank.uncertainties, bank.ages, self.waiting[None], p.argmax(1), uncertainty]
+        values = torch.cat([part.float() for part in parts]).cpu()
+        held, entropies, ages, waiting, labels, fresh = values.split([len(part) for part in parts])
+        ledger = BalancedLedger(config.capacity, self.classes, config.age_weight, config.uncertainty_weight)
+        ledger.load(held.long().tolist(), entropies.tolist(), ages.long().tolist())
+        return ledger, int(waiting), labels.long().tolist(), fresh.tolist()
+
+    def _learn(self, ledger: BalancedLedger) -> None:
+        """One update of both networks on the whole bank; their BatchNorm averages move during these passes only."""
+        count = len(ledger.labels)
+        if not count:
+            return
+        images = self.bank.images[:count]
+        ages = torch.tensor(ledger.ages, device=images.device, dtype=torch.float32) / self.config.capacity
+        measure_statistics(self, True)
+        with torch.no_grad():
+            target = self.teacher(images).float()
+        logits = self.student(augment(images, self.rng, per=self.config.augment_per)).float()
+        measure_statistics(self, False)
+        # exp(-age) / (1 + exp(-age)): at most one half, and the mean is over items, not over weights
+        loss = (torch.sigmoid(-ages) * cross_entropy(logits, target)).mean()
+        self.update(loss)
+        ema_update(self.teacher, self.student, self.config.teacher_momentum)
+        self.log("loss", loss)
