@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from slomofast.core.fingerprint import fingerprint
+
 _FORMAT = 1
 
 
@@ -42,6 +44,8 @@ def write_checkpoint(path: Path, state: Checkpoint) -> None:
         "trace": json.dumps(state.trace),
         "seconds": state.seconds,
         "interruptions": state.interruptions,
+        # torch does not check the sums inside its own files
+        "digest": fingerprint(state.adapter),
     }
     try:
         with open(part, "wb") as file:
@@ -64,6 +68,8 @@ def read_checkpoint(path: Path, job: str, device: torch.device) -> Checkpoint | 
         payload = torch.load(path, map_location=device, weights_only=True)
         if payload["format"] != _FORMAT or payload["job"] != job:
             return None
+        if fingerprint(payload["adapter"]) != payload["digest"]:
+            raise ValueError("the state does not match its digest")
         return Checkpoint(
             job,
             payload["position"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import platform
 import subprocess
 import time
@@ -413,7 +414,12 @@ def environment(device: torch.device | None) -> dict[str, Any]:
 
 @functools.cache
 def _commit() -> str | None:
-    """Commit of the source tree this runs from, with `+` when it was changed; None outside of one."""
+    """Commit of the source tree this runs from, with `+` when it was changed; None outside of one.
+
+    A tree copied without its history can be told with the variable SLOMOFAST_COMMIT.
+    """
+    if stated := os.environ.get("SLOMOFAST_COMMIT"):
+        return stated
     folder = Path(slomofast.__file__).parent
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         words = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]

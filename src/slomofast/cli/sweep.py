@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from slomofast.bench.run import RunOptions
@@ -15,7 +16,20 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("sweep")(sweep)
+    app.command("sweep", cls=_WithBareRay)(sweep)
+
+
+class _WithBareRay(TyperCommand):
+    """Lets `--ray` stand alone: without an address after it, it means a cluster on this machine."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found: list[str] = []
+        for place, arg in enumerate(args):
+            found.append(arg)
+            following = args[place + 1] if place + 1 < len(args) else ""
+            if arg == "--ray" and not (":" in following or following in ("auto", "local")):
+                found.append("local")
+        return super().parse_args(ctx, found)
 
 
 def sweep(
@@ -32,8 +46,10 @@ def sweep(
     workers: Annotated[int | None, typer.Option(help="Processes on this machine.")] = None,
     per_gpu: Annotated[int, typer.Option(help="Jobs that share one GPU.")] = 1,
     threads: Annotated[int | None, typer.Option(help="Processor threads of each job.")] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Run on Ray, started on this machine.")] = False,
-    ray_address: Annotated[str | None, typer.Option(help="Run on the Ray cluster at this address.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="[ADDRESS]", help="Run on Ray: the cluster at this address, or one started here."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one.")] = None,
     on_oom: Annotated[str, typer.Option(help="Out of memory: fail, or micro-batch to try half the batch.")] = "fail",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run jobs again that failed before.")] = False,
@@ -64,7 +80,7 @@ def sweep(
     places = pairs(path or [], "--path")
     chosen = load_preset(preset, places, skip_unknown) if preset else load_sweep(file or "", places, skip_unknown)
     options = RunOptions(device=device, checkpoint_every=checkpoint_every, on_oom=on_oom)
-    executor, count = choose_executor(chosen, options, workers, per_gpu, threads, ray, ray_address)
+    executor, count = choose_executor(chosen, options, workers, per_gpu, threads, ray)
     store = Store(out)
     with console.status(f"looking at {len(chosen.jobs)} jobs"):
         plan = make_plan(chosen, store, retry_failed)
@@ -84,8 +100,7 @@ def choose_executor(
     workers: int | None,
     per_gpu: int,
     threads: int | None,
-    ray: bool,
-    address: str | None,
+    ray: str | None,
 ) -> tuple[Executor, int]:
     """The executor that the flags ask for, and how many jobs run at a time."""
     import torch
@@ -93,11 +108,11 @@ def choose_executor(
     from slomofast.bench.executors import InProcess, Processes, available_cores
 
     gpus = torch.cuda.device_count() if options.device != "cpu" else 0
-    if ray or address:
+    if ray is not None:
         from slomofast.bench.cluster import RayCluster
 
         count = workers or (gpus * per_gpu if gpus else available_cores())
-        return RayCluster(address, workers, threads, per_gpu, sweep.plugins), count
+        return RayCluster(None if ray == "local" else ray, workers, threads, per_gpu, sweep.plugins), count
     if workers is None and per_gpu > 1 and gpus:
         workers = gpus * per_gpu
     if workers is not None:

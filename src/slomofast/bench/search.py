@@ -1,0 +1,148 @@
+"""Choosing hyper-parameters without looking at the test corruptions.
+
+The validation stream is made of the four extra corruptions at severities 3 and 5, each in a cyclic order whose first
+cycle is the continual one. A method's candidates are all combinations of the given values. Where a method predicts with
+several members, every combination of them is scored from the same run, since members do not influence learning.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import slomofast
+from slomofast.core.errors import ConfigError
+from slomofast.corruptions import EXTRA
+from slomofast.data.catalog import DataSet
+from slomofast.streams import Stream, make_setting
+
+SEVERITIES = (3.0, 5.0)
+
+
+@dataclass
+class Candidate:
+    """One combination of options and its errors in percent: by severity and cycle, their mean, and by members."""
+
+    options: dict[str, Any]
+    errors: dict[tuple[float, int], float] = field(default_factory=dict)
+    members: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """Mean over severities and cycles."""
+        return sum(self.errors.values()) / len(self.errors)
+
+    @property
+    def best_members(self) -> str:
+        """The combination of members with the lowest error, with that error."""
+        if not self.members:
+            return ""
+        name = min(self.members, key=self.members.__getitem__)
+        return f"{name} {self.members[name]:.2f}"
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All choices of one value per option.
+
+    >>> combinations({"lr": [1, 2], "restore": [0]})
+    [{'lr': 1, 'restore': 0}, {'lr': 2, 'restore': 0}]
+    """
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def search(
+    method: str,
+    candidates: Sequence[Mapping[str, Any]],
+    model: nn.Module,
+    data: DataSet,
+    *,
+    cycles: int = 2,
+    severities: Sequence[float] = SEVERITIES,
+    images_per_domain: int | None = None,
+    batch_size: int = 200,
+    seed: int = 0,
+    runtime: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    done: Callable[[Candidate], None] = lambda candidate: None,
+) -> list[Candidate]:
+    """Run every candidate over the validation stream; `done` hears of each as it ends. Best first."""
+    tested = set(data.domains) - set(EXTRA)
+    if tested:
+        raise ConfigError(f"the search must not see test corruptions; open the data with domains={list(EXTRA)}")
+    results = []
+    for options in candidates:
+        candidate = Candidate(dict(options))
+        scores: dict[str, list[float]] = {}
+        for severity in severities:
+            setting = make_setting("cyclic", cycles=cycles)
+            stream = Stream(
+                setting, data, batch_size=batch_size, seed=seed, severity=severity, images_per_domain=images_per_domain
+            )
+            adapter = slomofast.adapt(model, method, preset=preset, seed=seed, **(runtime or {}), **options)
+            counts: dict[int, int] = {}
+            wrong: dict[int, dict[str, Tensor]] = {}
+            for batch in stream:
+                output = adapter(batch.images)
+                counts[batch.cycle] = counts.get(batch.cycle, 0) + len(batch)
+                held = wrong.setdefault(batch.cycle, {})
+                for name, logits in {"": output, **_subsets(adapter.member_logits)}.items():
+                    missed = (logits.argmax(1) != batch.target).sum()
+                    held[name] = held[name] + missed if name in held else missed
+            for cycle, sums in wrong.items():
+                for name, value in sums.items():
+                    error = 100.0 * float(value) / counts[cycle]
+                    if name:
+                        scores.setdefault(name, []).append(error)
+                    else:
+                        candidate.errors[severity, cycle] = error
+        candidate.members = {name: sum(errors) / len(errors) for name, errors in scores.items()}
+        results.append(candidate)
+        done(candidate)
+    return sorted(results, key=lambda found: found.mean)
+
+
+def _subsets(logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Summed logits of every combination of members."""
+    found = {}
+    for count in range(1, len(logits) + 1):
+        for names in itertools.combinations(logits, count):
+            found["+".join(names)] = torch.stack([logits[name].float() for name in names]).sum(0)
+    return found
+
+
+def write_table(path: Path, method: str, candidates: Sequence[Candidate], facts: Mapping[str, str]) -> None:
+    """Append candidates to a CSV file (made with its header where it is not there)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "method": method,
+            "options": " ".join(f"{key}={_text(value)}" for key, value in candidate.options.items()) or "defaults",
+            "error": f"{candidate.mean:.3f}",
+            "by_severity_and_cycle": " ".join(
+                f"s{severity:g}c{cycle + 1}={error:.2f}" for (severity, cycle), error in candidate.errors.items()
+            ),
+            "members": " ".join(f"{name}={error:.2f}" for name, error in candidate.members.items()),
+            **facts,
+        }
+        for candidate in candidates
+    ]
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        if fresh:
+            writer.writeheader()
+        writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _text(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

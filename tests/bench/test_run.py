@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import slomofast as sf
+from slomofast.bench import Job, RunOptions, Store, evaluate, resolve, run_job
+from slomofast.bench import run as run_module
+from slomofast.bench.cost import cost_figures, forward_seconds
+from slomofast.bench.parts import job_data, job_model, pick_device
+from slomofast.bench.run import attempt, out_of_memory
+from slomofast.bench.trace import Diagnostics
+from slomofast.core.errors import ConfigError
+from slomofast.metrics import Curve
+from slomofast.streams import Stream
+
+
+def make_stream(job: Job, setting: str = "continual") -> Stream:
+    return Stream(setting, job_data(job), batch_size=10, images_per_domain=30)
+
+
+def test_evaluate_yields_a_step_per_batch(tiny: Job) -> None:
+    stream = make_stream(tiny)
+    steps = list(evaluate(sf.adapt(job_model(tiny), "tent"), stream))
+    assert [step.position for step in steps] == list(range(6)) == list(range(len(stream)))
+    assert all(step.logits.shape == (10, 10) and not step.logits.requires_grad for step in steps)
+    assert all(step.seconds > 0 and step.peak_bytes > 2**20 for step in steps)
+    assert [bool((step.domain == step.segment).all()) for step in steps] == [True] * 6
+    assert "entropy" in steps[0].diagnostics
+
+
+def test_evaluate_predicts_before_it_learns(tiny: Job) -> None:
+    """The first batch is predicted as by the unadapted method; later ones depend on having learned."""
+    stream = make_stream(tiny)
+    learned = [s.logits for s in evaluate(sf.adapt(job_model(tiny), "tent", lr=0.05), stream)]
+    fixed = [s.logits for s in evaluate(sf.adapt(job_model(tiny), "bn"), stream)]
+    assert torch.allclose(learned[0], fixed[0], atol=1e-5)
+    assert not torch.allclose(learned[5], fixed[5], atol=1e-3)
+
+
+def test_evaluate_resets_where_the_stream_says_so(tiny: Job) -> None:
+    adapter = sf.adapt(job_model(tiny), "tent", lr=0.05)
+    steps = list(evaluate(adapter, make_stream(tiny, "episodic"), timing=False))
+    fresh = sf.adapt(job_model(tiny), "tent", lr=0.05)
+    alone = Stream("continual", job_data(tiny), batch_size=10, images_per_domain=30, domains=["fog"])
+    expected = [s.logits for s in evaluate(fresh, alone, timing=False)]
+    assert all(torch.equal(step.logits, logits) for step, logits in zip(steps[3:], expected, strict=True))
+    assert steps[0].seconds is None
+
+
+def test_record_tells_the_whole_story(tiny: Job, tmp_path) -> None:
+    job = dataclasses.replace(
+        tiny, setting="cyclic", method="slomo_fast", options={"lr": 1e-3}, metrics=("forgetting", "recovery", "cost")
+    )
+    seen = []
+    record = run_job(job, tmp_path, on_step=seen.append, device="cpu")
+    assert len(seen) == 12
+    stored = Store(tmp_path).get(record["id"])
+    assert {k: v for k, v in stored.items() if k != "checksum"} == record
+    curve = Curve.from_dict(record["curve"])
+    wrong = [int((s.logits.argmax(1) != s.target).sum()) for s in seen]
+    assert curve["wrong"] == wrong
+    assert record["metrics"]["error"]["samples"] == pytest.approx(100 * sum(wrong) / 120)
+    assert record["job"]["overrides"] == {"lr": 1e-3} and record["job"]["options"]["lr"] == 1e-3
+    assert len(record["diagnostics"]["queue_fill"]) == 12
+    assert [s["domain"] for s in record["segments"]] == ["gaussian_noise", "fog"] * 2
+    assert set(record["metrics"]["forgetting"]["members"]) == {"student", "fast", "slow"}
+    assert len(record["metrics"]["forgetting"]["matrix"]) == 4
+    assert record["metrics"]["forgetting"]["matrix"][0][1] is None
+    cost = record["metrics"]["cost"]
+    assert cost["forward_multiple"] > 1 and cost["milliseconds_p95"] >= cost["milliseconds_median"] > 0
+    assert record["fingerprints"]["stream"] and record["environment"]["torch"] == torch.__version__
+
+
+def test_a_record_that_exists_is_not_made_again(tiny: Job, tmp_path) -> None:
+    first = run_job(tiny, tmp_path, device="cpu")
+
+    def never(_: object) -> None:
+        raise AssertionError("the job ran again")
+
+    again = run_job(tiny, tmp_path, on_step=never, device="cpu")
+    assert again["started"] == first["started"] and again["curve"] == first["curve"]
+
+
+def test_source_errors_are_measured_once_and_kept(tiny: Job, tmp_path, monkeypatch) -> None:
+    job = dataclasses.replace(tiny, setting="easy2hard")
+    record = run_job(job, tmp_path, device="cpu")
+    errors = record["job"]["source_errors"]
+    assert set(errors) == {"gaussian_noise", "fog"}
+    order = [s["domain"] for s in record["segments"]]
+    assert order == sorted(errors, key=errors.__getitem__)
+    monkeypatch.setattr("slomofast.bench.source.measure_source_errors", None)  # calling it again would fail
+    reverse = run_job(dataclasses.replace(job, setting="hard2easy"), tmp_path, device="cpu")
+    assert reverse["job"]["source_errors"] == errors
+
+
+def test_failures_become_records(tiny: Job, tmp_path) -> None:
+    resolved = resolve(dataclasses.replace(tiny, images_per_domain=500))
+    record = attempt(resolved, Store(tmp_path), RunOptions(device="cpu"))
+    assert record["status"] == "failed"
+    assert "images_per_domain 500 is more than the 60 images" in record["reason"]
+    assert "Traceback" in record["traceback"]
+
+
+def _starved(limit: int):
+    """A stand-in for `execute` that runs out of memory above a batch size."""
+    real = run_module.execute
+
+    def execute(resolved, *rest, **options):
+        if resolved.job.batch_size > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(resolved, *rest, **options)
+
+    return execute
+
+
+def test_out_of_memory_fails_unless_asked(tiny: Job, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run_module, "execute", _starved(5))
+    record = attempt(resolve(tiny), Store(tmp_path), RunOptions(device="cpu"))
+    assert record["status"] == "failed" and "out of memory with batch size 10" in record["reason"]
+
+
+def test_out_of_memory_tries_once_with_half_the_batch(tiny: Job, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run_module, "execute", _starved(5))
+    options = RunOptions(device="cpu", on_oom="micro-batch")
+    record = attempt(resolve(tiny), Store(tmp_path), options)
+    assert record["status"] == "done" and record["id"] == resolve(tiny).id
+    assert record["micro_batch"] == 5 and "ran with 5 instead" in record["warnings"][0]
+    assert set(record["curve"]["count"]) == {5}
+    monkeypatch.setattr(run_module, "execute", _starved(2))
+    record = attempt(resolve(tiny), Store(tmp_path), options)
+    assert record["status"] == "failed" and "out of memory again" in record["reason"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_out_of_memory_is_recognised(error: Exception, expected: bool) -> None:
+    assert out_of_memory(error) is expected
+
+
+def test_impossible_run_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'micro-batch'"):
+        RunOptions(on_oom="microbatch")
+    with pytest.raises(ConfigError, match="is no device"):
+        pick_device("gpu0")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="torch sees no GPU"):
+            pick_device("cuda")
+
+
+def test_diagnostics_line_up_with_steps() -> None:
+    figures = Diagnostics()
+    for step in range(130):  # across two flushes
+        values = {"always": torch.tensor(float(step))}
+        if step >= 70:
+            values["late"] = 1.0
+        figures.update(values)
+    halfway = Diagnostics(figures.to_dict(), figures.steps)
+    halfway.update({"late": float("inf")})
+    columns = halfway.to_dict()
+    assert columns["always"] == [*map(float, range(130)), None]
+    assert columns["late"] == [None] * 70 + [1.0] * 60 + [None]
+
+
+def test_cost_figures_by_hand() -> None:
+    seconds = [9.0, 9.0, 9.0, *[0.1] * 18, 0.3, 0.01]
+    counts = [20] * 22 + [2]
+    figures = cost_figures(seconds, counts, forward=0.05, peak_device=None, peak_host=7, trainable_share=0.25)
+    assert figures["milliseconds_median"] == pytest.approx(100)
+    assert figures["milliseconds_p95"] == pytest.approx(300)
+    assert figures["forward_multiple"] == pytest.approx(2)
+    assert figures["images_per_second"] == pytest.approx((19 * 20 + 2) / (1.8 + 0.3 + 0.01))
+    assert figures["trainable_percent"] == 25 and figures["peak_host_bytes"] == 7
+    untimed = cost_figures([None] * 2, [20] * 2, forward=None, peak_device=1, peak_host=1, trainable_share=None)
+    assert untimed["milliseconds_median"] is None and untimed["forward_multiple"] is None
+
+
+def test_forward_time_grows_with_the_batch(tiny: Job) -> None:
+    model = job_model(tiny)
+    small, large = (forward_seconds(model, torch.rand(n, 3, 32, 32), "fp32", repeats=3) for n in (2, 64))
+    assert 0 < small < large

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from slomofast.bench import (
+    InProcess,
+    Job,
+    Processes,
+    RunOptions,
+    Store,
+    Sweep,
+    comparable,
+    list_presets,
+    load_preset,
+    make_plan,
+    parse_sweep,
+    preset_text,
+    resolve,
+    run_sweep,
+)
+from slomofast.bench.estimate import Estimator, stream_length
+from slomofast.core.errors import ConfigError
+
+CPU = RunOptions(device="cpu", checkpoint_every=2, notify_every=0.0)
+FILE = """
+title = "tiny"
+[paths]
+place = "here"
+[defaults]
+model = "wrn_10_1"
+batch_size = 10
+images_per_domain = 20
+data = "small"
+[data.small]
+spec = "glyphs"
+data_options = { size = 60, domains = "gaussian_noise,fog" }
+[[grid]]
+methods = ["source", { name = "tent", lr = 1e-2 }]
+settings = ["continual", { name = "cyclic", cycles = 3 }]
+seeds = [0, 1]
+[[grid]]
+methods = ["source", "bn"]
+"""
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.starts: list[str] = []
+        self.progress: list[Any] = []
+        self.records: list[dict] = []
+
+    def started(self, id: str, worker: str) -> None:
+        self.starts.append(id)
+
+    def progressed(self, progress: Any) -> None:
+        self.progress.append(progress)
+
+    def finished(self, record: dict) -> None:
+        self.records.append(record)
+
+
+def small_sweep(tiny: Job, methods: tuple[str, ...] = ("source", "bn", "tent")) -> Sweep:
+    return Sweep("small", "", tuple(dataclasses.replace(tiny, method=m) for m in methods))
+
+
+def contents(store: Store) -> dict[str, Any]:
+    return {record["id"]: comparable(record) for record in store}
+
+
+# reading
+
+
+def test_grids_expand_to_every_combination_once() -> None:
+    jobs = parse_sweep(FILE).jobs
+    assert len(jobs) == 9  # 2 x 2 x 2, and of the second grid only bn is new
+    assert {(j.method, j.setting, j.seed) for j in jobs} == {
+        *((m, s, seed) for m in ("source", "tent") for s in ("continual", "cyclic") for seed in (0, 1)),
+        ("bn", "continual", 0),
+    }
+    tent = next(j for j in jobs if j.method == "tent" and j.setting == "cyclic")
+    assert tent.options == {"lr": 1e-2} and tent.setting_options == {"cycles": 3}
+    assert tent.data == "glyphs" and tent.data_options["size"] == 60
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tent", "tnet", "did you mean 'tent'"),
+        ("cyclic", "ciclic", "did you mean 'cyclic'"),
+        ("seeds", "seed_s", "did you mean 'seeds'"),
+        ("batch_size", "batchsize", "did you mean 'batch_size'"),
+        ("[defaults]", "[defalts]", "did you mean 'defaults'"),
+        ("[[grid]]", "[[gird]]", "did you mean 'grid'"),
+        ('spec = "glyphs"', 'spec = "pack:${plase}"', "plase.*neither in .paths. nor an environment variable"),
+        ('methods = ["source", "bn"]', "seeds = [0]", "names no methods"),
+        ("title =", "title", "not valid TOML"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_sweep(FILE.replace(old, new))
+
+
+def test_paths_are_filled_in_and_replaced() -> None:
+    text = FILE.replace('spec = "glyphs"', 'spec = "pack:${place}/a.npz"')
+    assert parse_sweep(text).jobs[0].data == "pack:here/a.npz"
+    assert parse_sweep(text, paths={"place": "/there"}).jobs[0].data == "pack:/there/a.npz"
+    with pytest.raises(ConfigError, match="did you mean 'place'"):
+        parse_sweep(text, paths={"plce": "/there"})
+
+
+def test_methods_not_installed_can_be_left_out() -> None:
+    jobs = parse_sweep(FILE.replace('"bn"', '"not_there_yet"'), skip_unknown=True).jobs
+    assert {j.method for j in jobs} == {"source", "tent"}
+
+
+PRESETS = [
+    "paper-architectures", "paper-ccc", "paper-cyclic", "paper-efficiency",
+    "paper-lifelong", "paper-stochastic", "paper-summary", "quick",
+]  # fmt: skip
+
+
+def test_presets_are_all_there() -> None:
+    assert list_presets() == PRESETS
+    with pytest.raises(ConfigError, match="did you mean 'quick'"):
+        preset_text("quik")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_read_and_explain_themselves(name: str) -> None:
+    sweep = load_preset(name, skip_unknown=True)
+    assert sweep.title == name and sweep.about
+    assert len(sweep.jobs) >= 5
+    assert preset_text(name).startswith("#")
+    assert {"source", "slomo_fast", "slomo_fast_star"} <= {job.method for job in sweep.jobs}
+
+
+def test_quick_preset_resolves_without_any_file() -> None:
+    ids = [resolve(job).id for job in load_preset("quick").jobs]
+    assert len(set(ids)) == len(ids) == 15
+
+
+# running
+
+
+def test_a_sweep_runs_what_is_missing(tiny: Job, tmp_path) -> None:
+    store, sweep = Store(tmp_path), small_sweep(tiny)
+    heard = Heard()
+    summary = run_sweep(sweep, store, options=CPU, listener=heard)
+    assert (summary.ran, summary.skipped, summary.ok) == (3, 0, True)
+    assert [r["id"] for r in heard.records] == heard.starts == [resolve(j).id for j in sweep.jobs]
+    assert heard.progress[-1].step == heard.progress[-1].steps == 6
+    again = run_sweep(sweep, Store(tmp_path), options=CPU)
+    assert (again.ran, again.skipped) == (0, 3)
+    changed = dataclasses.replace(sweep, jobs=(*sweep.jobs, dataclasses.replace(tiny, options={"lr": 0.5})))
+    assert [r.job.options for r in make_plan(changed, store).todo] == [{"lr": 0.5}]
+
+
+def test_a_damaged_record_is_run_again(tiny: Job, tmp_path) -> None:
+    store, sweep = Store(tmp_path), small_sweep(tiny, ("bn",))
+    run_sweep(sweep, store, options=CPU)
+    before = contents(store)
+    path = store.record_path(resolve(sweep.jobs[0]).id)
+    path.write_bytes(path.read_bytes()[:-500])
+    summary = run_sweep(sweep, Store(tmp_path), options=CPU)
+    assert summary.ran == 1 and [p.name for p in summary.damaged] == [path.name + ".damaged-1"]
+    assert contents(Store(tmp_path)) == before
+
+
+def test_failing_jobs_do_not_stop_the_others(tiny: Job, tmp_path) -> None:
+    too_long = dataclasses.replace(tiny, images_per_domain=999)
+    no_data = dataclasses.replace(tiny, data="pack:/nowhere.npz", data_options={})
+    sweep = Sweep("mixed luck", "", (too_long, no_data, tiny))
+    store = Store(tmp_path)
+    summary = run_sweep(sweep, store, options=CPU)
+    assert summary.ran == 1 and len(summary.failed) == 2 and not summary.ok
+    reasons = {row.reason for row in store.rows().values() if row.status == "failed"}
+    assert any("999" in r for r in reasons) and any("nowhere" in r for r in reasons)
+    again = run_sweep(sweep, Store(tmp_path), options=CPU)
+    assert (again.ran, again.skipped, len(again.failed)) == (0, 1, 2)
+    assert len(make_plan(sweep, store, retry_failed=True).todo) == 1  # what cannot be completed is always looked at
+
+
+def test_a_job_that_can_start_after_all_replaces_its_failure(tiny: Job, tmp_path, monkeypatch) -> None:
+    from slomofast.models import load_source, save_weights
+
+    path = tmp_path / "late.safetensors"
+    sweep = Sweep("late", "", (dataclasses.replace(tiny, weights=(str(path),)),))
+    store = Store(tmp_path / "runs")
+    assert len(run_sweep(sweep, store, options=CPU).failed) == 1
+    save_weights(load_source("wrn_10_1"), path)
+    assert run_sweep(sweep, store, options=CPU).ran == 1
+    assert [row.status for row in store.rows().values()] == ["done"]
+
+
+def test_estimates_come_from_records_or_calibration(tiny: Job, tmp_path) -> None:
+    store, sweep = Store(tmp_path), small_sweep(tiny, ("source", "tent"))
+    plan = make_plan(sweep, store)
+    unknown = Estimator()
+    assert stream_length(plan.todo[0]) == 6 and unknown.seconds(plan.todo[0]) != unknown.seconds(plan.todo[0])
+    unknown.calibrate(plan.todo, CPU)
+    assert all(0 < unknown.seconds(job) < 60 for job in plan.todo)
+    assert not list(tmp_path.glob("*.json"))
+    run_sweep(sweep, store, options=CPU)
+    known = Estimator.from_records(store.rows().values(), "cpu")
+    row = store.row(plan.todo[1].id)
+    assert row is not None and known.seconds(plan.todo[1]) == pytest.approx(row.seconds)
+
+
+# other processes
+
+
+def test_worker_processes_give_the_same_records(tiny: Job, tmp_path) -> None:
+    sweep = small_sweep(tiny, ("source", "bn", "tent", "slomo_fast"))
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    run_sweep(sweep, here, InProcess(threads=1), CPU)
+    heard = Heard()
+    summary = run_sweep(sweep, there, Processes(2, threads=1), CPU, heard)
+    assert summary.ran == 4 and len(heard.records) == 4 and heard.progress
+    assert contents(here) == contents(there)
+
+
+class Assassin(Heard):
+    """Kills the worker that runs a job as soon as it has made some steps, a number of times."""
+
+    def __init__(self, victim: str, kills: int) -> None:
+        super().__init__()
+        self.victim, self.kills = victim, kills
+
+    def progressed(self, progress: Any) -> None:
+        super().progressed(progress)
+        if progress.id == self.victim and progress.step >= 3 and self.kills > 0:
+            self.kills -= 1
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def test_a_killed_worker_costs_nothing_but_time(tiny: Job, tmp_path) -> None:
+    job = dataclasses.replace(tiny, setting="cyclic")
+    sweep = Sweep("killed", "", (job,))
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    run_sweep(sweep, here, InProcess(threads=1), CPU)
+    assassin = Assassin(resolve(job).id, kills=1)
+    summary = run_sweep(sweep, there, Processes(1, threads=1), CPU, assassin)
+    assert summary.ran == 1 and assassin.starts == [resolve(job).id] * 2
+    assert contents(here) == contents(there)
+
+
+def test_a_job_that_kills_every_worker_is_given_up(tiny: Job, tmp_path) -> None:
+    assassin = Assassin(resolve(tiny).id, kills=99)
+    sweep = Sweep("deadly", "", (tiny,))
+    summary = run_sweep(
+        sweep,
+        Store(tmp_path),
+        Processes(1, threads=1),
+        RunOptions(device="cpu", checkpoint_every=0, notify_every=0.0),
+        assassin,
+    )
+    assert not summary.ok and "died 3 times" in summary.failed[0][2]
+    assert Store(tmp_path).row(resolve(tiny).id).status == "failed"
+
+
+def test_executors_refuse_nonsense() -> None:
+    with pytest.raises(ConfigError, match="workers is 0"):
+        Processes(0)
+    with pytest.raises(ConfigError, match="per_gpu is 0"):
+        Processes(1, per_gpu=0)
+
+
+def test_ray_gives_the_same_records_and_survives_a_lost_worker(tiny: Job, tmp_path) -> None:
+    ray = pytest.importorskip("ray")
+    from slomofast.bench.cluster import RayCluster
+
+    long = dataclasses.replace(tiny, setting="cyclic", setting_options={"cycles": 6}, method="slomo_fast")
+    sweep = Sweep("ray", "", (long, dataclasses.replace(tiny, method="bn")))
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    run_sweep(sweep, here, InProcess(threads=1), CPU)
+
+    class Thief(Heard):
+        stolen = 0
+
+        def progressed(self, progress: Any) -> None:
+            super().progressed(progress)
+            if progress.id == resolve(long).id and progress.step >= 3 and not self.stolen:
+                self.stolen = kill_ray_worker()
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        thief = Thief()
+        summary = run_sweep(sweep, there, RayCluster(threads=1), CPU, thief)
+    finally:
+        ray.shutdown()
+    assert thief.stolen, "no worker was killed: the test tested nothing"
+    assert summary.ran == 2 and summary.ok
+    assert thief.starts.count(resolve(long).id) == 2
+    assert contents(here) == contents(there)
+
+
+def kill_ray_worker() -> int:
+    """Kill the process of this machine that is running `_work`; its id, or 0 if none was found."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    title = file.read()
+            except OSError:
+                continue
+            if title.startswith(b"ray::_work"):
+                os.kill(int(entry), signal.SIGKILL)
+                return int(entry)
+    return 0
