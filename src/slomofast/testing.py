@@ -281,7 +281,8 @@ def check_not_finite(method: str, net: str) -> None:
     )
     try:
         with _quiet():
-            adapter(batches(1)[0])
+            for x in batches(5):  # enough images for methods that gather some before they learn
+                adapter(x)
     finally:
         torch.autograd.grad = true_grad
     assert all(torch.equal(p, b) for p, b in zip(targets, before, strict=True))
@@ -348,7 +349,7 @@ def check_helps(method: str, net: str) -> None:
 def _stream_errors(method: str, correlated: bool) -> float:
     generator = torch.Generator().manual_seed(11)
     adapter, wrong, seen = make(method, tiny_net("batch")), 0, 0
-    for step in range(12):
+    for step in range(24):  # long enough for methods that learn once in several batches
         labels = torch.full((24,), step % CLASSES) if correlated else None
         x, y = synthetic_batch(24, generator, labels)
         # mild for label bursts: batch statistics would remove the class itself
