@@ -18,7 +18,7 @@ class TestTimeNorm(nn.Module):
 
     batch: mean and variance of the current batch; nothing is accumulated and gradients flow through both.
     source: the stored statistics.
-    blend: (1 - alpha) * source + alpha * batch.
+    blend: (1 - alpha) * source + alpha * batch, constants to the gradient.
     ema: a running average that starts at the source statistics; a pass with `measuring` set normalises with the
         batch and moves the average by `alpha`, any other pass uses the average.
     robust: the same average of biased variances, but a measuring pass normalises with the average it has just moved;
@@ -43,7 +43,7 @@ class TestTimeNorm(nn.Module):
         if self.running_mean is None or (self.statistics == "batch" and not lone):
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         if self.statistics == "blend" and not lone:
-            mean, variance = self._blended(x)
+            mean, variance = self._blended(x.detach())
             return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
         if self.statistics == "robust" and self.measuring and not lone:
             return self._followed(x)
