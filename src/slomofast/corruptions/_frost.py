@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from slomofast.core.errors import DataError
+from slomofast.corruptions.rng import SampleRng
 
 FROST_DIR = "SLOMOFAST_FROST_DIR"  # environment variable: folder of textures to use instead
 _USED = 5
@@ -111,7 +112,16 @@ def grow(number: int, scale: float = 1.0) -> Tensor:
     ice = _ICE[number]
     rows = (torch.arange(round(ice.height * scale)) + 0.5) / scale - 0.5
     columns = (torch.arange(round(ice.width * scale)) + 0.5) / scale - 0.5
-    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    relief = torch.cat([_relief(ice, *torch.meshgrid(part, columns, indexing="ij"), number) for part in rows.split(32)])
+    relief = (relief - relief.mean()) / relief.std()
+    light = (ice.mean + ice.spread * relief).clamp(0, 1)
+    shade = torch.tensor(_SHADE)[:, None, None]
+    # Thin ice looks blue, thick ice white.
+    return (light * (shade + (1 - shade) * light)).clamp(0, 1)
+
+
+def _relief(ice: Ice, y: Tensor, x: Tensor, number: int) -> Tensor:
+    """Thickness of the ice at given positions, in arbitrary units."""
     seed = 101 * (number + 1)
     bend = 0.25 * ice.cell
     x = x + bend * (_clouds(x, y, 1.3 * ice.cell, seed + 1) - 0.5)
@@ -122,12 +132,7 @@ def grow(number: int, scale: float = 1.0) -> Tensor:
     branches = _ridges((along - 1.2 * across.abs()) / 7.0, across / (0.3 * ice.cell) + 31 * kind, seed + 5)
     rime = _clouds(x, y, 0.9 * ice.cell, seed + 6)
     grain = _noise(x / 1.7, y / 1.7, seed + 7)
-    relief = 0.9 * needles + 0.7 * branches + 0.5 * seams + 1.6 * rime + 0.5 * kind + ice.grain * grain
-    relief = (relief - relief.mean()) / relief.std()
-    light = (ice.mean + ice.spread * relief).clamp(0, 1)
-    shade = torch.tensor(_SHADE)[:, None, None]
-    # Thin ice looks blue, thick ice white.
-    return (light * (shade + (1 - shade) * light)).clamp(0, 1)
+    return 0.9 * needles + 0.7 * branches + 0.5 * seams + 1.6 * rime + 0.5 * kind + ice.grain * grain
 
 
 def _crystals(x: Tensor, y: Tensor, cell: float, seed: int) -> tuple[Tensor, ...]:
@@ -176,8 +181,11 @@ def _noise(x: Tensor, y: Tensor, seed: int) -> Tensor:
 
 
 def _hash(x: Tensor, y: Tensor, seed: int) -> Tensor:
-    """A number in [0, 1) for each pair of whole numbers."""
-    h = (x.long() * 73856093 ^ y.long() * 19349663 ^ seed * 83492791) & 0x7FFFFFFF
-    h = (h ^ (h >> 15)) * 0x2C1B3C6D & 0x7FFFFFFF
-    h = (h ^ (h >> 12)) * 0x297A2D39 & 0x7FFFFFFF
-    return ((h ^ (h >> 15)) & 0xFFFFFF).float() * 2.0**-24
+    """A number in [0, 1) for each pair of whole numbers; repeats every 512."""
+    row, column = (y.to(torch.int32) + 197 * seed) & 511, (x.to(torch.int32) + 331 * seed) & 511
+    return _table().index_select(0, (row * 512 + column).flatten()).view_as(x)
+
+
+@lru_cache(maxsize=1)
+def _table() -> Tensor:
+    return SampleRng(0, torch.zeros(1, dtype=torch.int64), stream="ice").uniform(512 * 512)[0]

@@ -78,11 +78,13 @@ def jpeg_tensor(levels: Tensor, quality: int) -> Tensor:
     luma = (0.299 * red + 0.587 * green + 0.114 * blue).add_(0.5).floor_()
     cb = (-0.168735892 * red - 0.331264108 * green + 0.5 * blue + 128).add_(0.49999).floor_()
     cr = (0.5 * red - 0.418687589 * green - 0.081312411 * blue + 128).add_(0.49999).floor_()
-    # Edges are repeated up to whole 16x16 units before anything is averaged.
-    pad = -size % 16
-    planes = F.pad(torch.stack([luma, cb, cr], 1), (0, pad, 0, pad), mode="replicate")
-    luma = _requantise(planes[:, :1], _table(_LUMA, quality, levels.device))[..., :size, :size]
-    chroma = _requantise(_halve(planes[:, 1:]), _table(_CHROMA, quality, levels.device))
+    # Edges are repeated up to whole blocks: at the right before colours are halved, at the bottom after it.
+    wide = F.pad(torch.stack([luma, cb, cr], 1), (0, -size % 16, 0, size % 2), mode="replicate")
+    colours = _halve(wide[:, 1:])
+    colours = F.pad(colours, (0, 0, 0, -colours.shape[2] % 8), mode="replicate")
+    brightness = F.pad(wide[:, :1], (0, 0, 0, -wide.shape[2] % 8), mode="replicate")
+    luma = _requantise(brightness, _table(_LUMA, quality, levels.device))[..., :size, :size]
+    chroma = _requantise(colours, _table(_CHROMA, quality, levels.device))
     half = (size + 1) // 2
     chroma = _double(chroma[..., :half, :half])[..., :size, :size] - 128
     cb, cr = chroma.unbind(1)
@@ -95,31 +97,37 @@ def jpeg_tensor(levels: Tensor, quality: int) -> Tensor:
 
 
 def _table(base: tuple[tuple[int, ...], ...], quality: int, device: torch.device) -> Tensor:
-    """Quantisation steps of a quality in 1..100, shape (64,)."""
+    """Quantisation steps of a quality in 1..100, shape (8, 8)."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    steps = (torch.tensor(base, dtype=torch.int64).flatten() * scale + 50) // 100
+    steps = (torch.tensor(base, dtype=torch.int64) * scale + 50) // 100
     return steps.clamp(1, 255).to(device, torch.float64)
 
 
 def _requantise(plane: Tensor, steps: Tensor) -> Tensor:
-    """What is left of (B, C, H, W) after its 8x8 cosine coefficients were rounded to multiples of `steps`."""
+    """What is left of (B, C, H, W) after its 8x8 cosine coefficients were rounded to multiples of `steps`.
+
+    The integer transform of the codec keeps two binary digits between its two passes; so does this one, since
+    coefficients often fall on a tie that the digits decide.
+    """
     batch, channels, height, width = plane.shape
-    blocks = plane.view(batch, channels, height // 8, 8, width // 8, 8).transpose(3, 4).reshape(-1, 64)
-    basis = _cosines(plane.device)
-    coefficients = (blocks.double() - 128) @ basis.T
+    blocks = plane.view(batch, channels, height // 8, 8, width // 8, 8).transpose(3, 4).reshape(-1, 8, 8)
+    cosines = _cosines(plane.device)  # each pass comes out sqrt(8) times as large as an orthonormal one
+    rows = ((blocks.double() - 128) @ cosines.T).mul_(4).add_(0.5).floor_()
+    eightfold = (cosines @ rows).div_(4).add_(0.5).floor_()
     # Halves round away from zero, as the codec's integer division does.
-    kept = torch.sign(coefficients) * torch.floor(coefficients.abs() / steps + 0.5) * steps
-    back = (kept @ basis).add_(128.5).floor_().clamp_(0, 255).float()
+    kept = torch.sign(eightfold) * torch.floor(eightfold.abs() / (8 * steps) + 0.5) * steps
+    columns = (cosines.T @ kept).mul_(4).add_(0.5).floor_()
+    back = (columns @ cosines).div_(32).add_(128.5).floor_().clamp_(0, 255).float()
     return back.view(batch, channels, height // 8, width // 8, 8, 8).transpose(3, 4).reshape(plane.shape)
 
 
 @lru_cache(maxsize=8)
 def _cosines(device: torch.device) -> Tensor:
-    """Orthonormal two-dimensional cosine basis, shape (64, 64): coefficients = basis @ pixels."""
+    """Cosine basis of length 8 times sqrt(8), shape (8, 8): coefficients = basis @ pixels."""
     u = np.arange(8)
-    line = np.cos((2 * u[None, :] + 1) * u[:, None] * math.pi / 16) * 0.5
-    line[0] /= math.sqrt(2)
-    return torch.from_numpy(np.kron(line, line)).to(device)
+    line = np.cos((2 * u[None, :] + 1) * u[:, None] * math.pi / 16) * math.sqrt(2)
+    line[0] = 1.0
+    return torch.from_numpy(line).to(device)
 
 
 def _halve(plane: Tensor) -> Tensor:

@@ -185,7 +185,8 @@ TABLES: dict[str, dict[int, Knots]] = {
     },
 }
 
-# Columns measured in pixels: they grow with the image when its size has no table of its own.
+# Columns measured in pixels: they scale with the image when its size has no table of its own. Images below 32
+# pixels keep the values for 32: half of a blur of one pixel would be none.
 _PIXELS: dict[str, tuple[int, ...]] = {
     "defocus_blur": (0,),
     "glass_blur": (0, 1),
@@ -217,12 +218,14 @@ def level(name: str, severity: float, size: int) -> tuple[float, ...]:
     below = min(int(severity), len(knots) - 2)
     share = severity - below
     values = [
-        a if share == 0 else b if share == 1 else a + share * (b - a) for a, b in zip(knots[below], knots[below + 1])
+        a if share == 0 else b if share == 1 else a + share * (b - a)
+        for a, b in zip(knots[below], knots[below + 1], strict=True)
     ]
+    scale = max(size, SIZES[0]) / known
     for column in _PIXELS.get(name, ()):
-        values[column] *= size / known
+        values[column] *= scale
     if name == "spatter" and values[5] >= 0.5:
-        values[4] *= size / known  # the strength of mud is a blur radius, that of water a brightness
+        values[4] *= scale  # the strength of mud is a blur radius, that of water a brightness
     return tuple(float(value) for value in values)
 
 
@@ -235,7 +238,7 @@ def elastic_unit(size: int) -> float:
 def frost_scale(size: int) -> float:
     """Factor by which frost textures shrink before the crop."""
     known = nearest_size(size)
-    return _FROST_SCALE[known] * size / known
+    return _FROST_SCALE[known] * max(size, SIZES[0]) / known
 
 
 def whole(value: float) -> int:

@@ -84,7 +84,7 @@ def correlate(images: Tensor, kernel: np.ndarray) -> Tensor:
     top, left = height // 2, width // 2
     padded = F.pad(images, (left, width - 1 - left, top, height - 1 - top), mode="reflect")
     size = images.shape[-1]
-    taps = [(y, x, float(kernel[y, x])) for y, x in zip(*np.nonzero(kernel))]
+    taps = [(y, x, float(kernel[y, x])) for y, x in np.argwhere(kernel)]
     if len(taps) <= 64:
         out = torch.zeros_like(images)
         for y, x, weight in taps:
@@ -120,12 +120,30 @@ def zoom_map(size: int, factor: float, device: torch.device) -> Tensor:
     return torch.from_numpy(matrix).to(device)
 
 
-@lru_cache(maxsize=8)
-def zoom_average(size: int, stop: float, step: float, device: torch.device) -> Tensor | None:
-    """Sparse map (S*S, S*S) that averages an image with its zooms by arange(1, stop, step); None if there are none."""
+def zoom_average(images: Tensor, stop: float, step: float) -> Tensor:
+    """Mean of images (B, C, S, S) and their centred zooms by arange(1, stop, step)."""
     factors = np.arange(1, stop, step)
     if not len(factors):
-        return None
+        return images
+    size = images.shape[-1]
+    if size <= 64:
+        pixels = images.reshape(-1, size * size).T.contiguous()
+        return (_zoom_average_map(size, stop, step, images.device) @ pixels).T.reshape(images.shape)
+    total = images.clone()
+    for factor in factors:
+        crop = math.ceil(size / factor)
+        start, stretched = (size - crop) // 2, round(crop * factor)
+        part = images[..., start : start + crop, start : start + crop]
+        large = F.interpolate(part, size=(stretched, stretched), mode="bilinear", align_corners=True)
+        trim = (stretched - size) // 2
+        total += large[..., trim : trim + size, trim : trim + size]
+    return total.div_(len(factors) + 1)
+
+
+@lru_cache(maxsize=32)
+def _zoom_average_map(size: int, stop: float, step: float, device: torch.device) -> Tensor:
+    """The same mean as one sparse map (S*S, S*S): for small images far cheaper than zooming one by one."""
+    factors = np.arange(1, stop, step)
     pixels = size * size
     target = np.arange(pixels)
     entries, weights = [target * pixels + target], [np.ones(pixels)]

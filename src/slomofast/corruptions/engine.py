@@ -95,7 +95,7 @@ def _check_images(images: Tensor) -> None:
         lowest, highest = torch.aminmax(images)
         if not bool((lowest >= 0) & (highest <= 1)):  # NaN fails both comparisons
             raise InputError(
-                f"float images must be finite and in [0, 1], found values from {float(lowest):g} to {float(highest):g}; "
+                f"float images must be finite and in [0, 1], found {float(lowest):g} to {float(highest):g}; "
                 "divide 0..255 by 255 and undo any mean/std normalisation"
             )
 

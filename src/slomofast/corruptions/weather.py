@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slomofast.corruptions._frost import frost_texture
 from slomofast.corruptions._levels import frost_scale, level
-from slomofast.corruptions._ops import gaussian, motion_blur8, separable, truncate8, zoom_map
+from slomofast.corruptions._ops import motion_blur8, separable, truncate8, zoom_map
 from slomofast.corruptions._registry import register
 from slomofast.corruptions.rng import SampleRng
 
