@@ -87,6 +87,7 @@ class Adapter(nn.Module):
         self.rng = Rng(runtime.seed, self.device)
         self.steps = 0
         self.logged: dict[str, Tensor] = {}
+        self.member_logits: dict[str, Tensor] = {}  # of the last step, where a method has several members
         self.sample_shape: tuple[int, ...] | None = None
         self.head_name: str | None = runtime.head
         self.source_ready = False

@@ -149,6 +149,7 @@ class SloMoFastAdapter(Adapter):
             student = self.student(x).float()
         slow_z, slow = (t.float() for t in self.slow.both(x))
         logits = {"student": student.detach(), "fast": fast, "slow": slow.detach()}
+        self.member_logits = logits
         chosen = {name: logits[name] for name in config.members}
         output = combine(chosen, calibrate=config.calibrate, smoothing=config.smoothing)
 

@@ -1,0 +1,104 @@
+"""`slomofast search`: hyper-parameters chosen on the four extra corruptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slomofast.cli._shared import console
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("search")(search_command)
+
+
+def search_command(
+    method: Annotated[str, typer.Argument(help="Method whose options are searched.")],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", help="Values to try: lr=1e-3,3e-4. Items of a list option are joined by +. Repeatable."),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also", help="One more candidate, options separated by spaces: 'lr=1e-3 restore=0'. Repeatable."
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="Clean images: glyphs, pack:FILE or folder:PATH.")] = "glyphs",
+    model: Annotated[str, typer.Option(help="Source network.")] = "glyphs",
+    weights: Annotated[list[Path] | None, typer.Option(help="Weights; repeat for split files.")] = None,
+    images_per_domain: Annotated[int | None, typer.Option(help="Images per visit of a domain.")] = 1000,
+    batch_size: Annotated[int, typer.Option()] = 200,
+    cycles: Annotated[int, typer.Option(help="How often the four corruptions come.")] = 2,
+    seed: Annotated[int, typer.Option()] = 0,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="CSV file that the results are appended to.")] = None,
+) -> None:
+    """Choose hyper-parameters on the four extra corruptions (never on the fifteen test ones).
+
+    Each candidate runs over speckle noise, gaussian blur, spatter and saturate at severities 3 and 5, twice in a
+    row. Example: [bold]slomofast search tent --grid lr=1e-3,3e-4,1e-4[/]
+    """
+    import sys
+
+    from rich.table import Table
+
+    from slomofast.bench.search import Candidate, combinations, search, write_table
+    from slomofast.cli._options import pairs
+    from slomofast.core.registry import describe
+    from slomofast.corruptions import EXTRA
+    from slomofast.data import open_data
+    from slomofast.models import load_source
+
+    config = describe(method).adapter.Config
+    read = {
+        name: [config.parse({name: text.replace("+", ",")})[name] for text in values.split(",")]
+        for name, values in pairs(grid or [], "--grid").items()
+    }
+    candidates = combinations(read) if grid or not also else []
+    for line in also or []:
+        texts = pairs(line.split(), "--also")
+        candidates.append(config.parse({name: text.replace("+", ",") for name, text in texts.items()}))
+    opened = open_data(data, domains=list(EXTRA), device=device)
+    network = load_source(model, weights or None).to(device)
+    facts = {"command": "slomofast " + " ".join(sys.argv[1:]), **_machine(device)}
+
+    def done(candidate: Candidate) -> None:
+        shown = " ".join(f"{key}={value}" for key, value in candidate.options.items())
+        console.print(
+            f"{candidate.mean:6.2f}  {shown or 'defaults'}  [dim]{candidate.best_members}[/]", highlight=False
+        )
+        if out:
+            write_table(out, method, [candidate], facts)
+
+    found = search(
+        method,
+        candidates,
+        network,
+        opened,
+        cycles=cycles,
+        images_per_domain=images_per_domain,
+        batch_size=batch_size,
+        seed=seed,
+        preset=opened.family,
+        runtime={"precision": precision, "channels_last": device != "cpu", "check_input": "deferred"},
+        done=done,
+    )
+    table = Table("error %", "options", "best members", title=f"{method}: best first", title_justify="left", box=None)
+    for candidate in found[:20]:
+        shown = " ".join(f"{key}={value}" for key, value in candidate.options.items()) or "defaults"
+        table.add_row(f"{candidate.mean:.2f}", shown, candidate.best_members)
+    console.print(table)
+
+
+def _machine(device: str) -> dict[str, str]:
+    import torch
+
+    from slomofast.bench.run import environment
+
+    facts = environment(torch.device(device))
+    return {"commit": str(facts["commit"] or ""), "device": str(facts["device"])}
