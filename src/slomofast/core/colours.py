@@ -16,9 +16,8 @@ def domain_colours(domains: Sequence[str], groups: Mapping[str, Sequence[str]] |
     spare = iter(_SPARE * (len(groups or ()) + 1))
     for group, members in (groups or {}).items():
         hue = _HUES[group] if group in _HUES else next(spare)
-        present = [d for d in members if d in domains]
-        for place, domain in enumerate(present):
-            shade = place / max(1, len(present) - 1) if len(present) > 1 else 0.3
+        for place, domain in enumerate(members):
+            shade = place / (len(members) - 1) if len(members) > 1 else 0.3
             colours.setdefault(domain, _hex(hue + 6 * shade, 0.40 + 0.30 * shade, 0.72 - 0.12 * shade))
     loose = [d for d in domains if d not in colours]
     for place, domain in enumerate(loose):
