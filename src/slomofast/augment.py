@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from slomofast.core.errors import InputError
 from slomofast.core.rng import Rng
 
 Per = Literal["batch", "image"]
@@ -58,9 +59,19 @@ WEIGHT_ENSEMBLE = Chain(border="reflection", blur_sigma=None, noise=0.0)
 """Chain of ROID: reflection padding, no blur, no noise."""
 
 
+def require_images(x: Tensor) -> Tensor:
+    """The batch, if it holds images (B, channels, H, W)."""
+    if x.dim() != 4:
+        raise InputError(
+            f"this method looks at altered images (B, channels, H, W), got a batch of shape {tuple(x.shape)}; use one "
+            "that needs none, for example tent or eta"
+        )
+    return x
+
+
 def augment(x: Tensor, rng: Rng, chain: Chain = MEAN_TEACHER, per: Per = "batch") -> Tensor:
     """One random view of each image: colour jitter, affine map, blur, flip, noise, clipped to [0, 1]."""
-    x = x.float().clamp(0.0, 1.0)
+    x = require_images(x).float().clamp(0.0, 1.0)
     rows = 1 if per == "batch" else x.shape[0]
     x = colour_jitter(x, rng, chain, rows)
     x = _warp(x, rng, chain, rows)
@@ -171,7 +182,7 @@ def destroy(x: Tensor, rng: Rng, kind: Destruction = "patch", grid: int = 4) -> 
     the grid are resized for the shuffle and back. pixel: all pixels in random order. occlusion: the centre half
     replaced by the image's mean colour.
     """
-    batch, channels, height, width = x.shape
+    batch, channels, height, width = require_images(x).shape
     if kind == "occlusion":
         middle = torch.zeros(height, width, dtype=torch.bool, device=x.device)
         middle[height // 4 : height - height // 4, width // 4 : width - width // 4] = True
@@ -189,3 +200,136 @@ def destroy(x: Tensor, rng: Rng, kind: Destruction = "patch", grid: int = 4) -> 
     mixed = mixed.view(batch, grid, grid, channels, side_y, side_x).permute(0, 3, 1, 4, 2, 5)
     mixed = mixed.reshape(batch, channels, tall, wide)
     return mixed if even is x else F.interpolate(mixed, (height, width), mode="bilinear")
+
+
+Crop = Literal["pad", "resized", "none"]
+
+
+def augmix(x: Tensor, rng: Rng, crop: Crop = "pad") -> Tensor:
+    """One random AugMix view of each image: three chains of one to three mild 8-bit operations, mixed with the image.
+
+    Operations and strengths are those of MEMO (severity 1, nothing that resembles a corruption): at that strength
+    whole numbers are cut off, so posterising is always to four bits and a rotation by zero to two degrees.
+
+    Args:
+        crop: what happens first, together with a random flip. pad: shifted by up to four pixels, black beyond the edge;
+            resized: a random 8 to 100 % of the area, stretched to the whole; none: neither crop nor flip.
+    """
+    base = (require_images(x).float().clamp(0.0, 1.0) * 255).round()
+    base = base if crop == "none" else _random_crop(base, rng, crop)
+    batch, chains = base.shape[0], 3
+    mixed = base.repeat(chains, 1, 1, 1)
+    # the host draws which operation meets which image, so that each image undergoes its own only and nobody waits
+    depth = torch.randint(1, 4, (chains * batch,), generator=rng.host)
+    for position in range(3):
+        kind = torch.randint(0, 9, (chains * batch,), generator=rng.host)
+        mixed = _operation(mixed, kind.masked_fill(depth <= position, -1), rng)
+    weight = -rng.uniform(chains, batch, 1, 1, 1).clamp_min(1e-12).log()  # Dirichlet(1, 1, 1) once normalised
+    mix = (weight / weight.sum(0) * mixed.view(chains, *base.shape)).sum(0)
+    return (torch.lerp(mix, base, rng.uniform(batch, 1, 1, 1)) / 255).clamp(0.0, 1.0)
+
+
+def _random_crop(x: Tensor, rng: Rng, crop: Crop) -> Tensor:
+    batch, _, height, width = x.shape
+    flip = torch.where(rng.uniform(batch) < 0.5, -1.0, 1.0)
+    scale_x = scale_y = torch.ones(batch, device=x.device)
+    if crop == "pad":
+        left, top = ((rng.uniform(batch, low=0.0, high=9.0).floor() - 4).clamp(max=4) for _ in range(2))
+    else:
+        area = rng.uniform(batch, low=0.08, high=1.0)
+        ratio = rng.uniform(batch, low=math.log(3 / 4), high=math.log(4 / 3)).exp()
+        scale_x, scale_y = (area * ratio).sqrt().clamp(max=1.0), (area / ratio).sqrt().clamp(max=1.0)
+        left = (rng.uniform(batch) * width * (1 - scale_x)).floor()
+        top = (rng.uniform(batch) * height * (1 - scale_y)).floor()
+    zero = torch.zeros_like(left)
+    left = torch.where(flip < 0, left + width * scale_x, left)
+    across, down = torch.stack([flip * scale_x, zero, left], 1), torch.stack([zero, scale_y, top], 1)
+    return affine(x, torch.stack([across, down], 1))
+
+
+def _operation(x: Tensor, kind: Tensor, rng: Rng) -> Tensor:
+    """Each image under the operation `kind` (B,), on the host, -1 for none; strengths are drawn here."""
+    level = rng.uniform(x.shape[0], low=0.1, high=1.0) / 10
+    sign = torch.where(rng.uniform(x.shape[0]) < 0.5, -1.0, 1.0)
+    out = x.clone()
+    for operation in range(5):
+        rows = ((kind >= 4) if operation == 4 else (kind == operation)).nonzero().squeeze(1)
+        if not len(rows):
+            continue
+        chosen = rows.to(x.device)
+        part = x[chosen]
+        if operation == 0:
+            part = autocontrast(part)
+        elif operation == 1:
+            part = equalise(part)
+        elif operation == 2:
+            part = posterise(part)
+        elif operation == 3:
+            part = solarise(part, 256 - (256 * level[chosen]).floor())
+        else:
+            part = affine(part, _motion(part, kind[rows].to(x.device), (sign * level)[chosen]))
+        out[chosen] = part
+    return out
+
+
+def _motion(x: Tensor, kind: Tensor, level: Tensor) -> Tensor:
+    """Matrices (B, 2, 3) for `affine`: 4 rotation about the centre, 5 and 6 shears, 7 and 8 shifts along x and y."""
+    height, width = x.shape[2:]
+
+    def only(operation: int, value: Tensor) -> Tensor:
+        return torch.where(kind == operation, value, torch.zeros_like(value))
+
+    angle = only(4, (30 * level).trunc()) * (math.pi / 180)
+    cos, sin, middle_x, middle_y = angle.cos(), angle.sin(), width / 2, height / 2
+    shift_x = (1 - cos) * middle_x - sin * middle_y + only(7, (width / 3 * level).trunc())
+    shift_y = (1 - cos) * middle_y + sin * middle_x + only(8, (height / 3 * level).trunc())
+    across = torch.stack([cos, sin + only(5, 0.3 * level), shift_x], 1)
+    down = torch.stack([only(6, 0.3 * level) - sin, cos, shift_y], 1)
+    return torch.stack([across, down], 1)
+
+
+def affine(x: Tensor, matrix: Tensor) -> Tensor:
+    """Images (B, C, H, W) of values up to 255 seen through an affine map, bilinear, black outside.
+
+    `matrix` (B, 2, 3) says for a point of the output where in the input to look, in pixels from the upper left edge;
+    the centre of the first pixel is (0.5, 0.5).
+    """
+    height, width = x.shape[2:]
+    across = (torch.arange(width, device=x.device) + 0.5)[None, None, :]
+    down = (torch.arange(height, device=x.device) + 0.5)[None, :, None]
+    a = matrix[:, :, :, None, None]  # products written out: autocast would round a matrix product to three digits
+    look_x = a[:, 0, 0] * across + a[:, 0, 1] * down + a[:, 0, 2]
+    look_y = a[:, 1, 0] * across + a[:, 1, 1] * down + a[:, 1, 2]
+    inside = (look_x >= 0) & (look_x < width) & (look_y >= 0) & (look_y < height)
+    grid = torch.stack([2 * look_x / width - 1, 2 * look_y / height - 1], -1)
+    seen = F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return (seen * inside[:, None]).round()
+
+
+def autocontrast(x: Tensor) -> Tensor:
+    """Each channel stretched to 0..255; a flat one stays."""
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    stretched = ((x - low) * (255.0 / (high - low).clamp_min(1.0)) + 1e-3).floor()
+    return torch.where(high > low, stretched, x)
+
+
+def equalise(x: Tensor) -> Tensor:
+    """Each channel with an even histogram; one of too few values stays."""
+    flat = x.flatten(2).flatten(0, 1).contiguous()
+    ordered = flat.sort(1).values
+    levels = torch.arange(256.0, device=x.device).expand(flat.shape[0], 256).contiguous()
+    below = torch.searchsorted(ordered, levels)  # how many pixels are darker than each level
+    step = below.gather(1, ordered[:, -1:].long()) // 255
+    table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255).to(x.dtype)
+    even = table.gather(1, flat.long())
+    return torch.where(step > 0, even, flat).view_as(x)
+
+
+def posterise(x: Tensor) -> Tensor:
+    """Values cut to their four highest bits."""
+    return (x / 16).floor() * 16
+
+
+def solarise(x: Tensor, threshold: Tensor) -> Tensor:
+    """Values from each image's threshold (B,) on are inverted."""
+    return torch.where(x >= threshold[:, None, None, None], 255 - x, x)

@@ -5,6 +5,8 @@ Logits are (B, C), features (B, D). A function returns one value per sample (B,)
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -127,3 +129,10 @@ def certainty_diversity(logits: Tensor, average: Tensor, temperature: float = 1 
 def _stretched(values: Tensor) -> Tensor:
     low, high = values.aminmax()
     return (values - low) / (high - low).clamp_min(1e-8)
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the mean prediction over views: (V, B, C) logits of V views give (B,) values in nats."""
+    log_mean = logits.log_softmax(2).logsumexp(0) - math.log(logits.shape[0])
+    log_mean = log_mean.clamp_min(torch.finfo(log_mean.dtype).min)
+    return -(log_mean.exp() * log_mean).sum(1)
