@@ -14,6 +14,7 @@ from torch import Tensor
 BINS = 15
 WINDOW = 5  # batches in the moving average of the adaptation rate, and in the two ends of a recovery
 PENALTY = 0.1  # weight of the fluctuation in the adaptation rate
+_EQUAL = 1e-9
 REACHED = 0.8  # share of the highest average accuracy that counts as adapted
 
 
@@ -90,10 +91,10 @@ def adaptation_rate(accuracy: Sequence[float], window: int = WINDOW, penalty: fl
     averages = moving_average(accuracy, window)
     if not len(averages):
         return Adaptation(math.nan, 0, math.nan, math.nan)
-    # A hair below the threshold counts as reached: the averages are sums of floats.
-    time = int(np.argmax(averages >= REACHED * averages.max() - 1e-12)) + 1
+    # The averages are sums of floats: what differs by less than this is equal.
+    time = int(np.argmax(averages >= REACHED * averages.max() - _EQUAL)) + 1
     rises = np.diff(averages)
-    rises = rises[rises > 0]
+    rises = rises[rises > _EQUAL]
     speed = float(rises.mean()) if len(rises) else 0.0
     fluctuation = float(averages.std())
     return Adaptation(speed / time - penalty * fluctuation, time, speed, fluctuation)
