@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -101,31 +102,31 @@ class Processes:
         waiting = deque(jobs)
         deaths: dict[str, int] = {}
         count = min(self.workers, len(jobs))
-        crew = [self._hire(number, store, options) for number in range(count)]
+        crew: list[_Worker] = []
         try:
             while waiting or any(worker.job for worker in crew):
+                while len(crew) < count and waiting:
+                    crew.append(self._hire(_free_number(crew), store, options))
                 for worker in crew:
                     if worker.job is None and waiting:
                         worker.give(waiting.popleft())
                         listener.started(worker.job_id, worker.process.name)
                 for worker in _ready(crew):
                     message = worker.receive()
-                    if message is None:
-                        job, code = worker.job, worker.bury()
-                        crew[crew.index(worker)] = self._hire(worker.number, store, options)
-                        if job is None:
-                            continue
+                    if isinstance(message, Progress):
+                        listener.progressed(message)
+                    elif message is not None:
+                        worker.job = None
+                        listener.finished(message)
+                    else:
+                        crew.remove(worker)
+                        job, code = worker.bury()
                         deaths[job.id] = deaths.get(job.id, 0) + 1
                         if deaths[job.id] < LIVES:
                             waiting.appendleft(job)
                         else:
                             reason = f"its worker process died {LIVES} times (last exit code {code})"
                             listener.finished(keep(failure(job, reason), store))
-                    elif isinstance(message, Progress):
-                        listener.progressed(message)
-                    else:
-                        worker.job = None
-                        listener.finished(message)
         finally:
             for worker in crew:
                 worker.dismiss()
@@ -181,10 +182,12 @@ class _Worker:
         except (EOFError, OSError):
             return None
 
-    def bury(self) -> int | None:
+    def bury(self) -> tuple[Resolved, int | None]:
+        """The job a dead worker leaves behind, and its exit code."""
+        assert self.job is not None
         self.pipe.close()
         self.process.join(5)
-        return self.process.exitcode
+        return self.job, self.process.exitcode
 
     def dismiss(self) -> None:
         self.pipe.close()
@@ -193,6 +196,12 @@ class _Worker:
         self.process.join(5)
         if self.process.is_alive():
             self.process.kill()
+
+
+def _free_number(crew: Iterable[_Worker]) -> int:
+    """The lowest number no worker has; numbers decide which GPU a worker uses."""
+    taken = {worker.number for worker in crew}
+    return next(number for number in itertools.count() if number not in taken)
 
 
 def _ready(crew: Iterable[_Worker]) -> list[_Worker]:

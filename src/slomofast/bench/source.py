@@ -120,3 +120,13 @@ def _predictor(model: nn.Module) -> Predict:
         return getattr(output, "logits", output)
 
     return predict
+
+
+def clean_sample(data: DataSet, count: int) -> tuple[Tensor, Tensor] | None:
+    """Up to `count` clean images in [0, 1] and their labels; None for data sets that have no clean images."""
+    clean = getattr(data, "clean", None)
+    if clean is None:
+        return None
+    index = np.arange(min(count, data.size))
+    labels = torch.from_numpy(np.asarray(data.labels(data.domains[0]))[index])
+    return clean(index).float().cpu() / 255, labels
