@@ -34,11 +34,11 @@ _FACES = (
     *(f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")),
     *(f"{face}.ttf" for face in ("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10")),
 )
-HEIGHT = (10.0, 20.0)  # of the letter, in pixels
+HEIGHT = (9.0, 17.0)  # of the letter, in pixels
 TURN = 0.45  # radians either way
-CONTRAST = (0.15, 0.5)
-TEXTURE = 0.5
-GRAIN = 0.04
+CONTRAST = (0.14, 0.42)
+TEXTURE = 0.35
+GRAIN = 0.03
 _DRAWS = 48 + 3 * 25 + 256  # scalars, a coarse colour texture (3 x 5 x 5), a fine grey one (16 x 16)
 
 

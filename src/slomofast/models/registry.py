@@ -43,7 +43,7 @@ def _wide(depth: int, width: int) -> ModelInfo:
     )
 
 
-_SHIPPED = Path(__file__).parent / "weights"
+_SHIPPED = Path(__file__).parent / "trained"
 
 _MODELS: dict[str, ModelInfo] = {
     info.name: info

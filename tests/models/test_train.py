@@ -1,0 +1,105 @@
+"""Training: it learns, it resumes exactly, it refuses nonsense."""
+
+import numpy as np
+import pytest
+import torch
+
+from slomofast.core.errors import CheckpointError, ConfigError
+from slomofast.models import load_source
+from slomofast.models.train import TrainConfig, augment, error_rate, rate_at, train
+
+
+@pytest.fixture(scope="module")
+def bars():
+    """Two classes a network learns at once: vertical and horizontal bars in noise."""
+    rng = np.random.default_rng(0)
+    labels = torch.from_numpy(rng.integers(0, 2, 256))
+    images = torch.from_numpy(rng.integers(0, 120, (256, 3, 16, 16), dtype=np.uint8))
+    for i, label in enumerate(labels):
+        place = int(rng.integers(2, 12))
+        if label:
+            images[i, :, place : place + 2] = 250
+        else:
+            images[i, :, :, place : place + 2] = 250
+    return images, labels
+
+
+def fresh():
+    torch.manual_seed(0)
+    return load_source("wrn_10_1", classes=2)
+
+
+CONFIG = TrainConfig(epochs=3, lr=0.05, batch_size=32, crop=1)
+
+
+def test_training_learns(bars):
+    images, labels = bars
+    network = fresh()
+    epochs = list(train(network, lambda i: images[i], labels, CONFIG))
+    assert [e.number for e in epochs] == [1, 2, 3]
+    assert epochs[-1].loss < epochs[0].loss
+    assert error_rate(network, lambda i: images[i], labels) < 15
+    assert not network.training
+
+
+def test_resuming_ends_in_the_same_weights(bars, tmp_path):
+    images, labels = bars
+    whole = fresh()
+    list(train(whole, lambda i: images[i], labels, CONFIG))
+    checkpoint = tmp_path / "training.pt"
+    first = train(fresh(), lambda i: images[i], labels, CONFIG, checkpoint)
+    next(first)
+    first.close()
+    second = fresh()
+    epochs = list(train(second, lambda i: images[i], labels, CONFIG, checkpoint))
+    assert [e.number for e in epochs] == [2, 3]
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), second.state_dict().values()))
+
+
+def test_a_checkpoint_of_other_options_is_refused(bars, tmp_path):
+    images, labels = bars
+    checkpoint = tmp_path / "training.pt"
+    next(train(fresh(), lambda i: images[i], labels, CONFIG, checkpoint))
+    other = TrainConfig(epochs=3, lr=0.06, batch_size=32, crop=1)
+    with pytest.raises(CheckpointError, match="other options"):
+        next(train(fresh(), lambda i: images[i], labels, other, checkpoint))
+    checkpoint.write_bytes(b"cut")
+    with pytest.raises(CheckpointError, match="no readable"):
+        next(train(fresh(), lambda i: images[i], labels, CONFIG, checkpoint))
+
+
+def test_the_rate_rises_then_falls_to_nothing():
+    config = TrainConfig(lr=1.0)
+    rates = [rate_at(k, 100, config) for k in range(100)]
+    assert max(rates) == pytest.approx(1.0, abs=0.06)
+    assert rates.index(max(rates)) == 20
+    assert rates[0] < 0.1
+    assert rates[-1] < 0.001
+    assert rate_at(0, 100, TrainConfig(lr=1.0, schedule="cosine")) == pytest.approx(1.0)
+
+
+def test_augmentation_moves_and_mirrors_whole_images():
+    images = torch.arange(36.0).view(1, 1, 6, 6).expand(64, 3, 6, 6)
+    moved = augment(images, True, 2, torch.Generator().manual_seed(0))
+    assert moved.shape == images.shape
+    assert set(moved.unique().tolist()) <= set(range(36))
+    rising = (moved[:, 0, 3, 3] - moved[:, 0, 3, 2]).sign()
+    assert {-1.0, 1.0} <= set(rising.tolist())
+    still = augment(images, False, 0, torch.Generator())
+    assert torch.equal(still, images)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"lr": 0}, {"crop": -1}, {"precision": "fp8"}, {"schedule": "flat"}, {"label_smoothing": 1}]
+)
+def test_nonsense_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        TrainConfig(**wrong)
+
+
+def test_too_few_images_and_a_diverging_loss_are_explained(bars):
+    images, labels = bars
+    with pytest.raises(ConfigError, match="do not fill a batch"):
+        next(train(fresh(), lambda i: images[i], labels[:8], CONFIG))
+    with pytest.raises(ConfigError, match="lower lr"):
+        list(train(fresh(), lambda i: images[i], labels, TrainConfig(epochs=2, lr=1e12, batch_size=64)))
