@@ -9,8 +9,9 @@ import slomofast as sf
 from slomofast.bench import Job, RunOptions, Store, evaluate, resolve, run_job
 from slomofast.bench import run as run_module
 from slomofast.bench.cost import cost_figures, forward_seconds
+from slomofast.bench.outcome import out_of_memory
 from slomofast.bench.parts import job_data, job_model, pick_device
-from slomofast.bench.run import attempt, out_of_memory
+from slomofast.bench.run import attempt
 from slomofast.bench.trace import Diagnostics
 from slomofast.core.errors import ConfigError
 from slomofast.metrics import Curve

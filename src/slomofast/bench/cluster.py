@@ -19,7 +19,8 @@ from typing import Any
 
 from slomofast.bench.executors import LIVES, Listener, available_cores, prepare_worker
 from slomofast.bench.job import Resolved
-from slomofast.bench.run import Progress, RunOptions, attempt, failure, keep
+from slomofast.bench.outcome import failure
+from slomofast.bench.run import Progress, RunOptions, attempt, keep
 from slomofast.bench.store import Record, Store
 from slomofast.core.errors import ConfigError
 

@@ -6,6 +6,7 @@ batch statistics, or a network without the layers a method trains. All of these 
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -86,7 +87,10 @@ def diagnose(
     """
     size = batch_size or len(images)
     pixels, findings = _look_at_images(images)
+    training, model = model.training, deepcopy(model).eval()
     facts, seen = _look_at_model(model, pixels, head)
+    if training:
+        seen.append(Finding("note", "the model is in train mode", "adapters use a copy in eval mode; nothing to do"))
     findings += seen
     data = _data_facts(images, labels, classes, size)
     findings += _compare_classes(facts, data)
@@ -136,12 +140,11 @@ def _look_at_model(model: nn.Module, pixels: Tensor, head: str | None) -> tuple[
         "classes": None,
         "head": None,
         "features": None,
-        "training": model.training,
     }
     probe = pixels[:2].to(input_device(model))
     try:
         with torch.no_grad():
-            logits = logits_of(_quiet(model, probe))
+            logits = logits_of(model(probe))
         facts["classes"] = int(logits.shape[-1])
     except (RuntimeError, ModelError, ValueError, IndexError) as error:
         text = f"the model cannot process images of shape {tuple(probe.shape[1:])}: {str(error).splitlines()[0]}"
@@ -163,22 +166,9 @@ def _look_at_model(model: nn.Module, pixels: Tensor, head: str | None) -> tuple[
         isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in model.modules()
     ):
         found.append(Finding("note", "BatchNorm without stored statistics: it always uses those of the batch"))
-    if model.training:
-        found.append(Finding("note", "the model is in train mode", "adapters use a copy in eval mode; nothing to do"))
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
         found.append(Finding("note", "the model has dropout; it stays off during adaptation"))
     return facts, found
-
-
-@torch.no_grad()
-def _quiet(model: nn.Module, probe: Tensor) -> Any:
-    """The model's answer in eval mode; every module's own mode is put back."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        return model.eval()(probe)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _find_head(model: nn.Module, probe: Tensor, head: str | None, facts: dict[str, Any]) -> list[Finding]:

@@ -27,7 +27,8 @@ from typing import Any, Protocol
 import torch
 
 from slomofast.bench.job import Resolved
-from slomofast.bench.run import Progress, RunOptions, attempt, failure, keep
+from slomofast.bench.outcome import failure
+from slomofast.bench.run import Progress, RunOptions, attempt, keep
 from slomofast.bench.store import Record, Store
 from slomofast.core.errors import ConfigError
 

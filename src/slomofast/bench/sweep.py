@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from slomofast.bench.executors import InProcess, Listener, Silent
 from slomofast.bench.job import Job, Resolved, unresolved_id
+from slomofast.bench.outcome import failure, reason_for
 from slomofast.bench.parts import resolve
-from slomofast.bench.run import RunOptions, failure, reason_for
+from slomofast.bench.run import RunOptions
 from slomofast.bench.store import Record, Store
 from slomofast.core.errors import ConfigError, unknown_name
 from slomofast.core.registry import list_methods
