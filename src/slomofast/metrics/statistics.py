@@ -61,7 +61,7 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Percentile bootstrap interval of the mean; None for fewer than two values.
 
-    With few values all resamples are enumerated instead of drawn, so the answer is exact up to four values.
+    With few values all resamples are enumerated instead of drawn, so the answer is exact up to five values.
     """
     series = np.asarray(values, dtype=np.float64)
     count = len(series)

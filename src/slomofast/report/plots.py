@@ -25,11 +25,11 @@ LINES = ("#0b6e99", "#d1495b", "#2e933c", "#8f5ea8", "#e09f3e", "#3d405b", "#00a
 DPI = 150
 
 
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure at 150 dots per inch; the type follows the file's ending. Returns the path."""
+def save(figure: Figure, path: str | Path, dpi: int = DPI) -> Path:
+    """Write a figure at 150 dots per inch unless told; the type follows the file's ending. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, facecolor=PAPER, bbox_inches="tight", metadata=_undated(path))
+    figure.savefig(path, dpi=dpi, facecolor=PAPER, bbox_inches="tight", metadata=_undated(path))
     return path
 
 
@@ -76,12 +76,12 @@ def timeline(
     _mark_cycles(axes, [(s["start"], s["cycle"]) for s in segments], 1.05 * top)
     for s in segments:
         if s.get("reset"):
-            axes.plot(s["start"], -0.35, marker="^", color=INK, markersize=4, clip_on=False)
+            axes.plot(s["start"], 1.05 * top, marker="v", color=INK, markersize=5, clip_on=False)
     axes.set_xlim(0, total)
     axes.set_ylim(0, 1.04 * top)
     axes.set_yticks([0, 5])
     axes.set_ylabel("severity")
-    axes.set_xlabel("batch" + ("   (▲ reset)" if any(s.get("reset") for s in segments) else ""))
+    axes.set_xlabel("batch" + ("   (▼ reset)" if any(s.get("reset") for s in segments) else ""))
     axes.grid(False)
     _title(axes, title, pad=16 if len({s["cycle"] for s in segments}) > 1 else 8)
     if len(shown) <= 30:
