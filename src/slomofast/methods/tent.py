@@ -50,7 +50,7 @@ class Tent(Adapter):
             self.restart()
         for _ in range(self.config.steps):
             logits = self.student(x)
-            loss = entropy(logits).mean()
+            loss = entropy(logits.float()).mean()
             self.update(loss)
         self.log("entropy", loss)
         return logits
