@@ -1,0 +1,260 @@
+"""SloMo-Fast against a slow telling of the same step: loops over samples, PyTorch's optimisers, one list per class."""
+
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import slomofast as sf
+from slomofast.augment import augment, destroy
+from slomofast.core.norms import norm_parameters
+from slomofast.core.params import copy_network, projector
+from slomofast.core.rng import Rng
+from slomofast.core.split import split
+from slomofast.testing import CLASSES, batches, tiny_net
+
+SIGMA, DELTA, K, PRUNE, TAU, R, ALPHA, SLOW_LR = 0.06, 0.0, 3, 2, 0.1, 0.05, 0.5, 0.005
+OPTIONS = {
+    "entropy_threshold": SIGMA,
+    "change_threshold": DELTA,
+    "queue_size": K,
+    "prune_every": PRUNE,
+    "restore": R,
+    "fast_momentum": ALPHA,
+    "slow_lr": SLOW_LR,
+    "preset": "paper",
+}
+
+
+def _h(logits: Tensor) -> float:
+    p = logits.softmax(0)
+    return float(-(p * p.log()).sum())
+
+
+def _sce(a: Tensor, b: Tensor) -> Tensor:
+    p, q = a.softmax(0), b.softmax(0)
+    return -(q * p.log()).sum() - (p * q.log()).sum()
+
+
+class SlowSloMoFast:
+    """One object, no tricks. Randomness comes from the same generator, in the order of the description."""
+
+    def __init__(self, net: nn.Module, part: str, lr: float, select: str) -> None:
+        self.select = select
+        whole = split(net.eval(), batches(1)[0][:2])
+        self.student, self.fast, self.slow = (
+            copy_network(whole, train=part),  # type: ignore[arg-type]
+            copy_network(whole),
+            copy_network(whole, train="norm"),
+        )
+        self.source = [p.detach().clone() for p in norm_parameters(self.slow)]
+        self.rng = Rng(0, torch.device("cpu"))
+        self.projector = projector(whole.head.in_features, 128, self.rng)  # type: ignore[arg-type]
+        self.queues: list[list[tuple[float, Tensor]]] = [[] for _ in range(CLASSES)]
+        self.student_optimizer = torch.optim.Adam([p for p in self.student.parameters() if p.requires_grad], lr=lr)
+        self.slow_optimizer = torch.optim.Adam(
+            [{"params": norm_parameters(self.slow), "lr": SLOW_LR}, {"params": self.projector.parameters(), "lr": 1e-2}]
+        )
+        self.steps = 0
+
+    def step(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            z1, y1 = self.fast.both(x)
+            gone = self.fast(destroy(x, self.rng))
+        labels = [int(y.argmax()) for y in y1]
+        for i, c in enumerate(labels):
+            change = float(y1[i].softmax(0)[c] - gone[i].softmax(0)[c])
+            if _h(y1[i]) <= SIGMA and change >= DELTA:
+                self._insert(c, _h(y1[i]), z1[i])
+        self.steps += 1
+        if self.steps % PRUNE == 0:
+            for queue in self.queues:
+                if len(queue) == K:
+                    queue.remove(min(queue, key=lambda entry: entry[0]))
+        view = augment(x, self.rng)
+        prototypes = {c: self._prototype(c) for c in range(CLASSES) if self.queues[c]}
+
+        ys = self.student(x)
+        z2, y2 = self.slow.both(x)
+        output = self._calibrated((ys + y2).detach())
+
+        loss = sum(_sce(ys[i], y1[i]) + _sce(ys[i], y2[i].detach()) for i in range(len(x))) / len(x)
+        self.student_optimizer.zero_grad()
+        loss.backward()  # type: ignore[union-attr]
+        self.student_optimizer.step()
+        with torch.no_grad():
+            for teacher, student in zip(self.fast.parameters(), self.student.parameters(), strict=True):
+                teacher.copy_(ALPHA * teacher + (1 - ALPHA) * student)
+
+        self.slow_optimizer.zero_grad()
+        self._slow_loss(x, view, z2, y2, y1, labels, prototypes).backward()
+        self.slow_optimizer.step()
+        self._restore()
+        return output
+
+    def _insert(self, c: int, h: float, z: Tensor) -> None:
+        queue = self.queues[c]
+        if len(queue) < K:
+            queue.append((h, z))
+            return
+        worst = max(queue, key=lambda entry: entry[0])
+        if h < worst[0]:
+            queue.remove(worst)
+            queue.append((h, z))
+
+    def _prototype(self, c: int) -> Tensor:
+        weights = [1 / (h + 1e-6) for h, _ in self.queues[c]]
+        return sum(w * z for w, (_, z) in zip(weights, self.queues[c], strict=True)) / sum(weights)  # type: ignore[return-value]
+
+    def _slow_loss(
+        self, x: Tensor, view: Tensor, z2: Tensor, y2: Tensor, y1: Tensor, labels: list[int], prototypes: dict
+    ) -> Tensor:
+        za = self.slow.features(view)
+        taught = [self.select == "all" or _h(y1[i]) <= SIGMA < _h(y2[i].detach()) for i in range(len(x))]
+        chosen = [i for i in range(len(x)) if taught[i] and labels[i] in prototypes]
+        p = y2.softmax(1)
+        mean = p.mean(0)
+        loss = -(p * p.log()).sum(1).mean() + (mean * mean.log()).sum()
+        if not chosen:
+            return loss
+        loss = loss + sum((z2[i] - prototypes[labels[i]]).square().mean() for i in chosen) / len(chosen)
+        vectors = []
+        for i in chosen:
+            cosine = {c: float(F.cosine_similarity(z2[i].detach(), q, dim=0)) for c, q in prototypes.items()}
+            near = prototypes[max(cosine, key=cosine.__getitem__)]
+            for v in (z2[i], za[i], near):
+                vectors.append((i, F.normalize(self.projector(v), dim=0)))
+        total = torch.zeros(())
+        for a, (i, u) in enumerate(vectors):
+            others = [k for k in range(len(vectors)) if k != a]
+            bottom = torch.stack([(u @ vectors[k][1] / TAU).exp() for k in others]).sum().log()
+            for k in others:
+                if vectors[k][0] == i:
+                    total = total - (u @ vectors[k][1] / TAU - bottom)
+        return loss + total / (2 * len(vectors))
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        parameters = norm_parameters(self.slow)
+        draws = self.rng.uniform(sum(p.numel() for p in parameters))
+        start = 0
+        for p, source in zip(parameters, self.source, strict=True):
+            for j in range(p.numel()):
+                if draws[start + j] < R:
+                    p.view(-1)[j] = source.view(-1)[j]
+            start += p.numel()
+
+    def _calibrated(self, logits: Tensor) -> Tensor:
+        p = logits.softmax(1)
+        prior = (p.sum(0) + 1) / (len(p) + CLASSES)
+        product = p * prior
+        return (product / product.sum(1, keepdim=True)).log()
+
+
+@pytest.mark.parametrize("kind", ["batch", "layer"])
+@pytest.mark.parametrize("select", ["uncertain", "all"])
+@pytest.mark.parametrize(("method", "part", "lr"), [("slomo_fast", "norm", 0.03), ("slomo_fast_star", "all", 0.02)])
+def test_some_steps_as_the_slow_version(method: str, part: str, lr: float, select: str, kind: str) -> None:
+    net = tiny_net(kind)
+    fast = sf.adapt(net, method, lr=lr, **{**OPTIONS, "select": select})
+    slow = SlowSloMoFast(deepcopy(net), part, lr, select)
+    taught = queued = 0.0
+    for x in batches(5, size=20):
+        expected = slow.step(x)
+        torch.testing.assert_close(fast(x), expected, rtol=1e-3, atol=1e-4)
+        taught, queued = taught + float(fast.logged["share_taught"]), queued + float(fast.logged["share_queued"])
+    assert taught > 0 and queued > 0, "the trial must exercise the prototypes"
+    for ours, theirs in ((fast.student, slow.student), (fast.fast, slow.fast), (fast.slow, slow.slow)):
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):  # type: ignore[union-attr]
+            torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
+
+
+def test_queues_hold_only_sure_and_shape_dependent_samples() -> None:
+    adapter = sf.adapt(tiny_net(), "slomo_fast", entropy_threshold=1e-9)
+    for x in batches(3):
+        adapter(x)
+    assert float(adapter.queues.fill()) == 0 and float(adapter.logged["loss_prototype"]) == 0
+    assert float(adapter.logged["loss_contrastive"]) == 0
+    never = sf.adapt(tiny_net(), "slomo_fast", change_threshold=1.0)
+    for x in batches(3):
+        never(x)
+    assert float(never.queues.fill()) == 0
+    always = sf.adapt(tiny_net(), "slomo_fast", change_threshold=-1.0, entropy_threshold=10.0, queue_size=2)
+    for x in batches(3):
+        always(x)
+    assert float(always.queues.fill()) > 0.4
+
+
+def test_threshold_as_a_share_of_the_largest_entropy() -> None:
+    nats = sf.adapt(tiny_net(), "slomo_fast", entropy_threshold=0.5 * math.log(CLASSES))
+    share = sf.adapt(tiny_net(), "slomo_fast", entropy_threshold=0.5, threshold_unit="share")
+    assert all(torch.equal(nats(x), share(x)) for x in batches(3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"consistency": ("fast",)},
+        {"consistency": ("slow",)},
+        {"consistency": ("fast_aug",)},
+        {"consistency": ("fast_aug", "slow_aug"), "members": ("fast", "slow")},
+        {"members": ("fast",)},
+        {"members": ("student", "fast", "slow")},
+        {"select": "uncertain"},
+        {"destruction": "pixel", "destroyed_views": 2},
+        {"destruction": "occlusion"},
+        {"contrastive_weight": 0.0, "prototype_weight": 0.0},
+        {"information_weight": 0.0},
+        {"restore_student": 0.1},
+        {"student_pull": 0.01},
+        {"student_ratio": 1.0, "weighting": "certainty"},
+        {"student_information": 1.0},
+        {"slow_agreement": 1.0},
+        {"slow_share": 0.3},
+        {"calibrate": False},
+        {"smoothing": 5.0},
+        {"augment_per": "image"},
+        {"prune_every": 0},
+        {"projection": 16, "temperature": 0.5},
+        {"optimizer": "sgd", "lr": 0.01},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_every_option_changes_something_and_stays_finite(options: dict) -> None:
+    common = {"preset": "paper", "entropy_threshold": 1.2, "change_threshold": 0.0, "select": "all", "slow_lr": 0.02}
+    base = sf.adapt(tiny_net(), "slomo_fast_star", **common)
+    changed = sf.adapt(tiny_net(), "slomo_fast_star", **{**common, **options})
+    different = False
+    for x in batches(5, size=24):
+        a, b = base(x), changed(x)
+        assert torch.isfinite(b).all()
+        different |= not torch.equal(a, b)
+    if options != {"prune_every": 0}:  # five steps are fewer than the pruning period
+        assert different
+
+
+def test_pruning_period() -> None:
+    fills = []
+    for period in (0, 1):
+        adapter = sf.adapt(
+            tiny_net(), "slomo_fast", prune_every=period, entropy_threshold=9.0, change_threshold=-1.0, queue_size=2
+        )
+        for x in batches(4, size=40):
+            adapter(x)
+        fills.append(float(adapter.queues.fill()))
+    assert fills[1] <= 0.5 < fills[0]
+
+
+def test_members_predict_and_log() -> None:
+    adapter = sf.adapt(tiny_net(), "slomo_fast")
+    x = batches(1)[0]
+    adapter(x)
+    assert set(adapter.members_predict(x)) == {"student", "fast", "slow"}
+    assert {
+        "share_sure", "share_shaped", "share_queued", "share_taught", "queue_fill", "entropy_student", "entropy_fast",
+        "entropy_slow", "disagreement_student_fast", "disagreement_student_slow", "disagreement_fast_slow",
+        "loss_student", "loss_contrastive", "loss_prototype", "loss_information",
+    } <= set(adapter.logged)  # fmt: skip
