@@ -96,10 +96,10 @@ def images(draw: np.random.Generator, count: int) -> Tensor:
 
 
 def stream() -> list[Tensor]:
-    """Eight batches whose colours drift."""
+    """Eight batches of 8-bit images whose colours drift; in between, AugMix would round by chance."""
     draw = np.random.default_rng(23)
     drift = torch.tensor([0.05, -0.03, 0.02])[None, :, None, None]
-    return [(images(draw, BATCH) + step * drift).clamp(0, 1) for step in range(max(STEPS))]
+    return [((images(draw, BATCH) + step * drift).clamp(0, 1) * 255).round() / 255 for step in range(max(STEPS))]
 
 
 def source_data() -> list[tuple[Tensor, Tensor]]:
