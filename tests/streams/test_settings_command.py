@@ -65,8 +65,6 @@ def test_mistakes_are_named(run):
 
 
 def test_the_command_loads_no_plotting_library():
-    code = (
-        "import sys, slomofast.cli.settings, slomofast.streams; print('matplotlib' in sys.modules)"
-    )
+    code = "import sys, slomofast.cli.settings, slomofast.streams; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
