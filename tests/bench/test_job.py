@@ -7,7 +7,7 @@ import pytest
 
 from slomofast.bench import Job, resolve
 from slomofast.bench.job import canonical, digest, plain
-from slomofast.core.errors import ConfigError, ModelError
+from slomofast.core.errors import ConfigError, ModelError, SlomofastError
 from slomofast.models import load_source, save_weights
 
 
@@ -123,3 +123,10 @@ def test_plain_makes_json_of_anything() -> None:
 
     value = {"a": np.float64(1.5), "b": torch.tensor([1, 2]), "c": float("nan"), 3: (True, None)}
     assert plain(value) == {"a": 1.5, "b": [1, 2], "c": None, "3": [True, None]}
+
+
+def test_source_data_counts_only_where_it_is_used(tiny: Job) -> None:
+    named = dataclasses.replace(tiny, source="pack:/not/there.npz")
+    assert resolve(named).id == resolve(tiny).id
+    with pytest.raises(SlomofastError, match="there.npz"):
+        resolve(dataclasses.replace(named, method="eata"))

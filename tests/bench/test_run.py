@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 import slomofast as sf
-from slomofast.bench import Job, RunOptions, Store, evaluate, resolve, run_job
+from slomofast.bench import Job, RunOptions, Store, comparable, evaluate, resolve, run_job
 from slomofast.bench import run as run_module
 from slomofast.bench.cost import cost_figures, forward_seconds
 from slomofast.bench.outcome import out_of_memory
@@ -95,6 +96,31 @@ def test_source_errors_are_measured_once_and_kept(tiny: Job, tmp_path, monkeypat
     monkeypatch.setattr("slomofast.bench.source.measure_source_errors", None)  # calling it again would fail
     reverse = run_job(dataclasses.replace(job, setting="hard2easy"), tmp_path, device="cpu")
     assert reverse["job"]["source_errors"] == errors
+
+
+def test_source_knowledge_is_fitted_once_and_survives_a_reset(tiny: Job, tmp_path, monkeypatch) -> None:
+    job = dataclasses.replace(tiny, method="eata", setting="episodic")
+    monkeypatch.setattr("slomofast.bench.parts.SOURCE_GLYPHS", 40)
+    fitted = run_job(job, tmp_path, device="cpu")
+    assert fitted["warnings"] == []  # glyphs have training images of their own
+    Store(tmp_path).discard(fitted["id"])
+    monkeypatch.setattr("slomofast.bench.source.clean_batches", None)  # fitting again would fail
+    again = run_job(job, tmp_path, device="cpu")
+    assert again["started"] and comparable(again) == comparable(fitted)
+
+
+def test_source_images_of_the_stream_itself_are_confessed(tiny: Job, tmp_path) -> None:
+    from slomofast.data import write_pack
+
+    letters = job_data(tiny)
+    pixels = letters.clean(np.arange(60)).permute(0, 2, 3, 1).numpy()
+    path = write_pack(tmp_path / "letters.npz", pixels, letters.labels(""), list("ABCDEFGHKR"))
+    job = dataclasses.replace(tiny, method="eata", data=f"pack:{path}")
+    job = dataclasses.replace(job, data_options={"domains": "gaussian_noise,fog"})
+    record = run_job(job, tmp_path / "runs", device="cpu")
+    assert "name training images with --source" in record["warnings"][0]
+    named = dataclasses.replace(job, source="glyphs")
+    assert resolve(named).id != resolve(job).id
 
 
 def test_failures_become_records(tiny: Job, tmp_path) -> None:

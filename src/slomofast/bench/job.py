@@ -27,7 +27,9 @@ _ID_LENGTH = 16
 class Job:
     """One run: a method on a stream. Options are those the user gave, not the defaults.
 
-    `images_per_domain=None` takes every image. `weights` may name several files (parts of one state dict).
+    `images_per_domain=None` takes every image. `weights` may name several files (parts of one state dict). `source`
+    names the data set whose clean images methods with `needs_source` learn from before the stream; by default the
+    training letters for glyphs, and otherwise the stream's own images without their distortions.
     """
 
     method: str
@@ -39,6 +41,7 @@ class Job:
     model: str = "glyphs"
     weights: tuple[str, ...] = ()
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
     seed: int = 0
     batch_size: int = 200
     images_per_domain: int | None = None

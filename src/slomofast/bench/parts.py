@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from slomofast.data import list_data, open_data
 from slomofast.data.catalog import DataSet
 from slomofast.models import load_source, model_fingerprint
 from slomofast.streams import Setting, make_setting
+
+SOURCE_GLYPHS = 2000  # training letters that methods with needs_source get to see
 
 
 def resolve(job: Job) -> Resolved:
@@ -35,7 +38,7 @@ def resolve(job: Job) -> Resolved:
             "choose weights trained on its classes"
         )
     options = plain(config)
-    identity = {
+    identity: dict[str, Any] = {
         "method": job.method,
         "options": options,
         "setting": setting,
@@ -51,6 +54,8 @@ def resolve(job: Job) -> Resolved:
         "compile": job.compile,
         "channels_last": job.channels_last,
     }
+    if job.source is not None and describe(job.method).needs_source:
+        identity["source"] = open_data(job.source).fingerprint
     fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"]}
     return Resolved(job, digest(identity), options, plain(setting), data, model, fingerprints)
 
@@ -68,6 +73,16 @@ def job_data(job: Job, device: torch.device | None = None) -> DataSet:
         if "device" in kinds.get(job.data.partition(":")[0], ()):
             options["device"] = str(device)
     return open_data(job.data, **options)
+
+
+def source_data(job: Job, device: torch.device | None = None) -> DataSet | None:
+    """The data set whose clean images stand for the source; None where only the stream's own could."""
+    if job.source is not None:
+        return job_data(dataclasses.replace(job, data=job.source, data_options={}), device)
+    if job.data == "glyphs":
+        options = {"split": "train", "size": SOURCE_GLYPHS}
+        return job_data(dataclasses.replace(job, data_options=options), device)
+    return None
 
 
 def job_model(job: Job, device: torch.device | None = None) -> nn.Module:

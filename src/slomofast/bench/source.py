@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from slomofast.bench.job import Resolved, digest
+from slomofast.bench.parts import source_data
 from slomofast.bench.store import write_atomically
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.data.catalog import DataSet
@@ -42,28 +46,42 @@ def source_errors(resolved: Resolved, data: DataSet, model: nn.Module, cache: Pa
 def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> None:
     """Let a method take what it needs from clean source images, or put back what it took in an earlier job."""
     job = resolved.job
-    identity = [job.method, resolved.options, resolved.fingerprints, job.seed, job.precision, job.batch_size]
+    source = source_data(job, adapter.device)
+    if source is None:
+        source = data
+        warnings.warn(
+            f"{job.method} took its source knowledge from the clean versions of the stream's own images; name training "
+            "images with --source for a fair comparison",
+            stacklevel=2,
+        )
+    identity = [
+        job.method,
+        resolved.options,
+        resolved.fingerprints["model"],
+        source.fingerprint,
+        *(job.seed, job.precision, job.batch_size, job.channels_last),
+    ]
     path = cache / f"fit-{job.method}-{digest(identity)}.pt"
     if path.exists():
         try:
             adapter.load_state_dict(torch.load(path, map_location=adapter.device, weights_only=True))
             adapter._remember()  # a reset must come back to the fitted state
             return
-        except (RuntimeError, EOFError, OSError, ValueError, KeyError):
+        except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError):
             path.unlink(missing_ok=True)  # cut short or of another version: fit again
-    adapter.fit_source(clean_batches(data, job.batch_size, job.method))
-    part = path.with_suffix(".tmp")
+    adapter.fit_source(clean_batches(source, job.batch_size, job.method))
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # other workers may be fitting the same
     torch.save(adapter.state_dict(), part)
     part.replace(path)
 
 
 def clean_batches(data: DataSet, batch_size: int, method: str) -> Iterable[tuple[Tensor, Tensor]]:
-    """Batches of clean labelled images of the data set; an error that says what to do where it has none."""
+    """Batches of clean labelled images of a data set; an error that says what to do where it has none."""
     loader = getattr(data, "clean_loader", None)
     if loader is None:
         raise DataError(
-            f"method {method!r} needs clean source images, and the data set {data.name!r} has none; "
-            "use a data set that makes its corruptions itself, or a method without needs_source (`slomofast methods`)"
+            f"method {method!r} needs clean source images, and the data set {data.name!r} has none; name one that has "
+            "with --source, for example pack:FILE or folder:PATH of training images"
         )
     return loader(batch_size=batch_size)
 

@@ -21,6 +21,9 @@ def run(
     ] = "glyphs",
     model: Annotated[str | None, typer.Option(help="Source network; the data set's own for glyphs.")] = None,
     weights: Annotated[list[str] | None, typer.Option(help="File with its weights; repeat for several parts.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Data set of training images, for methods that need some before the stream.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of images and of the method.")] = 0,
     images_per_domain: Annotated[
         int | None, typer.Option(help="Images at each visit of a domain; all if not given.")
@@ -72,6 +75,7 @@ def run(
         model=model or default_model(data),
         weights=tuple(weights or ()),
         model_options=values(model_set or [], "--model-set"),
+        source=source,
         seed=seed,
         batch_size=batch_size,
         images_per_domain=images_per_domain,
