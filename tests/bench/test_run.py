@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import slomofast as sf
 from slomofast.bench import Job, RunOptions, Store, comparable, evaluate, resolve, run_job
 from slomofast.bench import run as run_module
 from slomofast.bench.cost import cost_figures, forward_seconds
 from slomofast.bench.outcome import out_of_memory
-from slomofast.bench.parts import job_data, job_model, pick_device
+from slomofast.bench.parts import job_data, job_model, pick_device, restricted
 from slomofast.bench.run import attempt
 from slomofast.bench.trace import Diagnostics
 from slomofast.core.errors import ConfigError
@@ -50,6 +51,22 @@ def test_evaluate_resets_where_the_stream_says_so(tiny: Job) -> None:
     expected = [s.logits for s in evaluate(fresh, alone, timing=False)]
     assert all(torch.equal(step.logits, logits) for step, logits in zip(steps[3:], expected, strict=True))
     assert steps[0].seconds is None
+
+
+def test_a_part_of_the_classes(tiny: Job) -> None:
+    """Labels 0, 1, 2 stand for the network's classes 7, 2, 4: logits are cut, before adaptation where possible."""
+    data, model = job_data(tiny), job_model(tiny)
+    mask = np.array([7, 2, 4])
+    images = torch.rand(5, 3, 32, 32)
+    small = restricted(model, mask, images[:2])
+    assert small is not None and torch.allclose(small(images), model(images)[:, mask], atol=1e-6)
+    assert model(images).shape == (5, 10)
+    data.class_mask = mask
+    stream = Stream("continual", data, batch_size=10, images_per_domain=10)
+    (step, *_) = evaluate(sf.adapt(model, "source"), stream)
+    assert step.logits.shape == (10, 3)
+    assert torch.equal(step.logits, model(stream.batch(0).images)[:, mask])
+    assert restricted(nn.Sequential(nn.Flatten(), nn.Softmax(1)), mask, images) is None
 
 
 def test_record_tells_the_whole_story(tiny: Job, tmp_path) -> None:

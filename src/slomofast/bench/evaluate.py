@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,16 +49,19 @@ def evaluate(adapter: Any, stream: Stream, *, timing: bool = True) -> Iterator[S
     """Yield a `Step` for every batch of `stream`: predict and learn, then say what happened.
 
     Where the stream asks for it (`episodic`), the adapter is reset first. `step.seconds` is the wall time of the
-    adapter's call on the CPU and the time on the device's queue on CUDA; None with `timing=False`.
+    adapter's call on the CPU and the time on the device's queue on CUDA; None with `timing=False`. Where the data's
+    labels are a part of the network's classes (`class_mask`), the logits are cut to these.
 
     >>> import slomofast as sf                                                     # doctest: +SKIP
     >>> for step in sf.evaluate(adapter, stream):                                  # doctest: +SKIP
     ...     print(step.position, (step.logits.argmax(1) != step.target).float().mean())
     """
+    mask = getattr(stream.data, "class_mask", None)
     for batch in stream:
         if batch.reset:
             adapter.reset()
-        yield take_step(adapter, batch, timing=timing)
+        step = take_step(adapter, batch, timing=timing)
+        yield step if mask is None else replace(step, logits=step.logits[:, torch.as_tensor(mask)])
 
 
 def take_step(adapter: Any, batch: Batch, *, timing: bool = True) -> Step:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from slomofast.bench.job import Job, Resolved, canonical, digest, plain
 from slomofast.core.errors import ConfigError, ModelError
 from slomofast.core.registry import describe
+from slomofast.core.split import input_device, last_linear
 from slomofast.data import list_data, open_data
 from slomofast.data.catalog import DataSet
 from slomofast.models import load_source, model_fingerprint
@@ -97,6 +99,29 @@ def job_model(job: Job, device: torch.device | None = None) -> nn.Module:
     if job.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+@torch.no_grad()
+def restricted(model: nn.Module, classes: np.ndarray, probe: Tensor) -> nn.Module | None:
+    """The network with a head for some of its classes only: it gives the chosen columns of the logits.
+
+    Methods then do not reckon with classes that cannot occur. None where the head is not a linear layer that can be found.
+    """
+    small = deepcopy(model)
+    device = input_device(small)
+    try:
+        name = last_linear(small, probe.to(device))
+    except ModelError:
+        return None
+    old = cast(nn.Linear, small.get_submodule(name))
+    chosen = torch.as_tensor(classes, dtype=torch.int64, device=old.weight.device)
+    new = nn.Linear(old.in_features, len(chosen), bias=old.bias is not None).to(old.weight)
+    new.weight.copy_(old.weight[chosen])
+    if old.bias is not None:
+        new.bias.copy_(old.bias[chosen])
+    parent, _, attribute = name.rpartition(".")
+    setattr(small.get_submodule(parent), attribute, new)
+    return small.eval()
 
 
 def probe_images(data: DataSet, severity: float, count: int = 2) -> Tensor:

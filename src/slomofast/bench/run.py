@@ -19,7 +19,7 @@ from slomofast.bench.cost import cost_figures, forward_seconds
 from slomofast.bench.evaluate import Seconds, evaluate, peak_bytes
 from slomofast.bench.job import Job, Resolved, plain
 from slomofast.bench.outcome import collected_warnings, environment, failure, out_of_memory, reason_for
-from slomofast.bench.parts import job_data, job_model, job_setting, pick_device, probe_images, resolve
+from slomofast.bench.parts import job_data, job_model, job_setting, pick_device, probe_images, resolve, restricted
 from slomofast.bench.source import fit_source, requirements
 from slomofast.bench.store import FORMAT, Record, Store
 from slomofast.bench.trace import Diagnostics, forgetting_figures, prototype_features
@@ -160,6 +160,8 @@ class _Run:
         cache = store.folder("cache")
         data = job_data(job, self.device)
         model = job_model(job, self.device)
+        if data.class_mask is not None and (part := restricted(model, data.class_mask, probe_images(data, 0))):
+            model, data.class_mask = part, None
         setting = job_setting(job)
         facts = requirements(resolved, data, model, cache, setting.requirements())
         self.source_errors: dict[str, float] | None = facts.get("source_errors")
@@ -192,7 +194,6 @@ class _Run:
         )
         if self.adapter.needs_source:
             fit_source(self.adapter, resolved, data, cache)
-        self.mask = None if data.class_mask is None else torch.as_tensor(data.class_mask, device=self.device)
         self.forward: float | None = None
         if "cost" in job.metrics:
             images = self.stream.batch(0).images
@@ -222,8 +223,6 @@ class _Run:
         begun, every = time.perf_counter() - self.seconds, self.options.checkpoint_every
         meter = _Meter(self.resolved.id, self.stream, self.options.notify_every, on_progress)
         for step in evaluate(self.adapter, self.stream.from_position(self.position)):
-            if self.mask is not None:
-                step = dataclasses.replace(step, logits=step.logits[:, self.mask])
             self.curve.update(step)
             self.diagnostics.update(step.diagnostics)
             self.position = step.position + 1
