@@ -118,7 +118,7 @@ def make_record(
             }
         )
         learnt = progress[domain] * keeps if fields["name"] != "episodic" else 0.0
-        for step in range(per_segment):
+        for _ in range(per_segment):
             learnt = learnt + (1 - learnt) * 0.25
             position = len(curve["position"])
             members = [domain] if domain >= 0 else sorted(int(d) for d in rng.integers(0, len(DOMAINS), 4))

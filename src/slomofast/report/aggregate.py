@@ -7,10 +7,9 @@ severity, precision, weights). Runs are averaged over seeds only inside a group,
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from slomofast.report import names
 from slomofast.report.records import Run
@@ -51,7 +50,7 @@ class Cell:
     @property
     def mean(self) -> float:
         """Mean error over seeds, percent."""
-        return float(np.mean([run.error for run in self.runs]))
+        return sum(run.error for run in self.runs) / len(self.runs)
 
     @property
     def deviation(self) -> float | None:
@@ -135,7 +134,10 @@ def _short(value: object) -> str:
 
 def deviation(values: Sequence[float]) -> float | None:
     """Sample standard deviation, None for fewer than two values."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    middle = sum(values) / len(values)
+    return math.sqrt(sum((v - middle) ** 2 for v in values) / (len(values) - 1))
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
@@ -143,7 +145,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     groups: dict[tuple[object, ...], Group] = {}
     members: dict[tuple[object, ...], dict[Method, list[Run]]] = {}
     for run in runs:
-        key = (run.setting, run.setting_fields, run.data, run.model, run.protocol)
+        key: tuple[object, ...] = (run.setting, run.setting_fields, run.data, run.model, run.protocol)
         if key not in groups:
             groups[key] = Group(run.setting, run.setting_fields, run.data, run.model, run.protocol)
         members.setdefault(key, {}).setdefault(Method(run.method, run.overrides), []).append(run)

@@ -25,8 +25,12 @@ def build_report(store_dir: str | Path, out_dir: str | Path, title: str | None =
     `out_dir` gets `index.html`, one file that works offline, and `tables/*.md`, `*.tex`, `*.csv`. The same records
     give the same bytes. Damaged records are skipped and named on the page; an empty store gives a page that says so.
     """
-    reading = read_store(store_dir)
-    return write_report(reading, Path(out_dir), title or f"{Path(store_dir).resolve().name}: test-time adaptation")
+    return write_report(read_store(store_dir), Path(out_dir), title or default_title(store_dir))
+
+
+def default_title(store_dir: str | Path) -> str:
+    """The headline of a page nobody gave one: the name of the store's folder."""
+    return f"Test-time adaptation: {Path(store_dir).resolve().name}"
 
 
 def write_report(reading: Reading, out_dir: Path, title: str) -> Path:

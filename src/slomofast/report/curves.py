@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ RECOVERY_WINDOW = 5  # batches compared when a domain returns
 MIXED = "mixed"
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """A stretch of the stream with one domain: [start, stop) in batches."""
 
     name: str
@@ -58,7 +58,7 @@ class Series:
             raise ValueError(f"the curve speaks of domain {int(domain.max())} but names {len(names)}")
         parts = curve.get("by_domain") or [None] * len(count)
         groups = {str(g): tuple(members) for g, members in (curve.get("groups") or {}).items()}
-        frozen = [tuple((int(d), int(c), int(w)) for d, c, w in p) if p else None for p in parts]
+        frozen = [tuple(map(tuple, p)) if p else None for p in parts]
         # Small batches of a mixed segment can happen to hold one domain; the segment is mixed all the same.
         segment = np.asarray(curve.get("segment") or np.zeros(len(count)), dtype=np.int64)
         starts = np.flatnonzero(np.diff(segment, prepend=segment[0] - 1))
@@ -72,25 +72,30 @@ class Series:
     def __len__(self) -> int:
         return len(self.count)
 
-    @property
-    def error(self) -> float:
-        """Percent of wrong predictions over the whole stream."""
-        return float(100 * self.wrong.sum() / max(1, self.count.sum()))
+    @cached_property
+    def bands(self) -> list[Band]:
+        """The stream cut where the domain or the cycle changes; consecutive segments of one domain are one band."""
+        changes = np.flatnonzero((np.diff(self.domain) != 0) | (np.diff(self.cycle) != 0)) + 1
+        edges = [0, *changes.tolist(), len(self)]
+        starts = edges[:-1]
+        domains, cycles = self.domain[starts].tolist(), self.cycle[starts].tolist()
+        names = [MIXED if d < 0 else self.domains[d] for d in domains]
+        return [Band(*row) for row in zip(names, starts, edges[1:], cycles, strict=True)]
 
+    @cached_property
+    def _sums(self) -> tuple[list[int], list[int]]:
+        return [0, *np.cumsum(self.count).tolist()], [0, *np.cumsum(self.wrong).tolist()]
 
-def bands(series: Series) -> list[Band]:
-    """The stream cut where the domain changes; consecutive segments of one domain are one band."""
-    changes = np.flatnonzero((np.diff(series.domain) != 0) | (np.diff(series.cycle) != 0)) + 1
-    edges = [0, *changes.tolist(), len(series)]
-    return [
-        Band(MIXED if (d := int(series.domain[a])) < 0 else series.domains[d], a, b, int(series.cycle[a]))
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    def error(self, start: int = 0, stop: int | None = None) -> float:
+        """Percent of wrong predictions in the batches [start, stop)."""
+        count, wrong = self._sums
+        stop = len(self) if stop is None else stop
+        return 100 * (wrong[stop] - wrong[start]) / max(1, count[stop] - count[start])
 
 
 def visible_bands(series: Series, limit: int = 45) -> list[Band]:
     """Bands few enough to be told apart: domains, else their groups, else cycles, else none."""
-    fine = bands(series)
+    fine = series.bands
     if len(fine) <= limit:
         return fine
     group_of = {d: g for g, members in series.groups.items() for d in members}
@@ -111,7 +116,7 @@ def edges_for(series: Series, aligned: bool, limit: int = MAX_POINTS) -> np.ndar
     steps = len(series)
     if steps <= limit:
         return np.arange(steps + 1)
-    cuts = np.asarray([b.start for b in bands(series)] + [steps])
+    cuts = np.asarray([b.start for b in series.bands] + [steps])
     if not aligned or len(cuts) - 1 > limit // 2:
         return np.unique(np.linspace(0, steps, limit + 1).round().astype(np.int64))
     lengths = np.diff(cuts)
@@ -158,10 +163,9 @@ def visit_errors(series: Series) -> list[tuple[str, int, float]]:
     """(domain, number of the visit from 0, error in percent) of every band, in order."""
     seen: dict[str, int] = {}
     out = []
-    for band in bands(series):
+    for band in series.bands:
         number = seen[band.name] = seen.get(band.name, -1) + 1
-        part = slice(band.start, band.stop)
-        out.append((band.name, number, float(100 * series.wrong[part].sum() / max(1, series.count[part].sum()))))
+        out.append((band.name, number, series.error(band.start, band.stop)))
     return out
 
 
@@ -181,13 +185,14 @@ def cycle_errors(series: Series) -> list[dict[str, float]]:
             out.append({"mean": float(100 * series.wrong[inside].sum() / max(1, series.count[inside].sum()))})
             continue
         size = len(series.domains)
-        count = np.bincount(series.domain[inside], series.count[inside], size)
-        wrong = np.bincount(series.domain[inside], series.wrong[inside], size)
-        errors = {series.domains[d]: 100 * wrong[d] / count[d] for d in np.flatnonzero(count).tolist()}
+        count = np.bincount(series.domain[inside], series.count[inside], size).tolist()
+        wrong = np.bincount(series.domain[inside], series.wrong[inside], size).tolist()
+        errors = {series.domains[d]: 100 * wrong[d] / count[d] for d in range(size) if count[d]}
         row: dict[str, list[float]] = {}
         for name, error in errors.items():
-            row.setdefault(group_of.get(name, name), []).append(float(error))
-        out.append({g: float(np.mean(v)) for g, v in row.items()} | {"mean": float(np.mean(list(errors.values())))})
+            row.setdefault(group_of.get(name, name), []).append(error)
+        everything = {"mean": sum(errors.values()) / len(errors)}
+        out.append({g: sum(v) / len(v) for g, v in row.items()} | everything)
     return out
 
 
@@ -196,20 +201,26 @@ def shift_profile(series: Series, length: int = PROFILE) -> dict[str, list[float
 
     Only bands of a single domain count. A place no band is long enough to reach is left out.
     """
-    sums = {"first": np.zeros((2, length)), "return": np.zeros((2, length))}
+    starts: dict[str, list[tuple[int, int]]] = {"first": [], "return": []}
     seen: set[str] = set()
-    for band in bands(series):
-        if band.name == MIXED:
-            continue
-        stop = min(band.stop, band.start + length)
-        target = sums["return" if band.name in seen else "first"]
-        target[0, : stop - band.start] += series.count[band.start : stop]
-        target[1, : stop - band.start] += series.wrong[band.start : stop]
-        seen.add(band.name)
-    return {
-        kind: [round(float(100 * w / c), 2) for c, w in zip(count, wrong, strict=True) if c]
-        for kind, (count, wrong) in sums.items()
-    }
+    for band in series.bands:
+        if band.name != MIXED:
+            starts["return" if band.name in seen else "first"].append((band.start, band.stop))
+            seen.add(band.name)
+    return {kind: _after_start(series, places, length) for kind, places in starts.items()}
+
+
+def _after_start(series: Series, places: Sequence[tuple[int, int]], length: int) -> list[float | None]:
+    """Error of the n-th batch over all these stretches, for n up to `length`."""
+    if not places:
+        return []
+    begin, end = np.asarray(places).T
+    at = begin[:, None] + np.arange(min(length, int((end - begin).max())))
+    inside = at < end[:, None]
+    at = np.where(inside, at, 0)
+    count = np.where(inside, series.count[at], 0).sum(0)
+    wrong = np.where(inside, series.wrong[at], 0).sum(0)
+    return [round(v, 2) for v in (100 * wrong / np.maximum(1, count)).tolist()]
 
 
 def recoveries(series: Series, window: int = RECOVERY_WINDOW) -> dict[str, float]:
@@ -220,18 +231,15 @@ def recoveries(series: Series, window: int = RECOVERY_WINDOW) -> dict[str, float
     left: dict[str, float] = {}
     found: dict[str, list[float]] = {}
 
-    def rate(a: int, b: int) -> float:
-        return float(100 * series.wrong[a:b].sum() / max(1, series.count[a:b].sum()))
-
-    for band in bands(series):
+    for band in series.bands:
         if band.name == MIXED:
             continue
         if band.name in left:
             found.setdefault(band.name, []).append(
-                rate(band.start, min(band.stop, band.start + window)) - left[band.name]
+                series.error(band.start, min(band.stop, band.start + window)) - left[band.name]
             )
-        left[band.name] = rate(max(band.start, band.stop - window), band.stop)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+        left[band.name] = series.error(max(band.start, band.stop - window), band.stop)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def rounded(values: Sequence[float] | np.ndarray, digits: int = 2) -> list[float]:

@@ -32,7 +32,7 @@ def prototype_map(prototypes: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _tsne(rows: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     perplexity = float(min(30.0, max(2.0, (len(rows) - 1) / 3)))
     method = "exact" if len(rows) <= 300 else "barnes_hut"

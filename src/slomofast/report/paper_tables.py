@@ -40,9 +40,10 @@ def summary(groups: Sequence[Group]) -> Table:
     table = Table(
         "summary",
         "Summary",
-        "Mean error in percent (lower is better) ± deviation over seeds. The last column is the mean difference between "
-        "the best method and its best rival with a 95 % interval from a paired bootstrap; an interval that contains 0 "
-        "decides nothing. Published CIFAR streams have 10,000 images per domain.",
+        "Mean error in percent (lower is better) ± deviation over seeds. The last column is the mean difference "
+        "between the best method and its best rival with a 95 % interval from a paired bootstrap; an interval "
+        "that contains 0 decides nothing. Published CIFAR streams have 10,000 images a domain; shorter ones "
+        "here say so.",
         ("Setting", "Data", "Model", "Numbers of"),
         (*(m.title for m in methods), "Best against next"),
     )
@@ -59,8 +60,8 @@ def summary(groups: Sequence[Group]) -> Table:
     complete = [g for g in groups if all(m in g.cells for m in methods)]
     if len(complete) > 1:
         means = ranked([Entry(float(np.mean([g.cells[m].mean for g in complete]))) for m in methods])
-        label = f"Mean of the {len(complete)} rows where every method ran"
-        table.rows.append(Row((label, "", "", _OWN), (*means, Entry()), OURS))
+        label = f"{_OWN}, {len(complete)} complete rows"
+        table.rows.append(Row(("Mean", "", "", label), (*means, Entry()), OURS))
     return table
 
 
@@ -272,8 +273,8 @@ def efficiency(groups: Sequence[Group]) -> list[Table]:
         table = Table(
             f"efficiency_{_slug(data)}_{_slug(model)}",
             f"Efficiency: {names.data_title(data)} · {family[0].model_title}",
-            f"Median cost over all settings, measured on {', '.join(devices) or 'an unnamed device'}; error is the mean "
-            "over settings. Published costs are from other machines.",
+            f"Median cost over all settings, measured on {', '.join(devices) or 'an unnamed device'}; error is the "
+            "mean over settings. Published costs are from other machines.",
             ("Method", "Numbers of"),
             (*(COSTS[c][0] for c in used), "error"),
         )
@@ -375,7 +376,7 @@ def _length(group: Group) -> str:
     images = group.images_per_domain
     if images is None or group.data not in ("cifar10_c", "cifar100_c") or images >= reference.PUBLISHED_IMAGES:
         return ""
-    return f" ({images:,} images per domain)"
+    return f", {images:,} a domain"
 
 
 def _cycle_columns(group: Group) -> tuple[str, ...]:

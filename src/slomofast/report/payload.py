@@ -26,7 +26,7 @@ class Limits:
 
     run_curves: int = 600  # single runs whose own curve is kept beside the mean over seeds
     cell_curves: int = 2500  # methods in experiments whose mean curve is kept
-    intervals: int = 1200  # paired differences that are computed for the ranking
+    intervals: int = 400  # paired differences that are computed for the ranking
     table_rows: int = 6000  # rows of the prepared tables
     maps: int = 12  # prototype maps
 
@@ -43,15 +43,24 @@ def build_payload(
     place = {method: number for number, method in enumerate(methods)}
     row_of = {run.id: number for number, run in enumerate(reading.runs)}
     dropped: list[str] = []
-    with_curve = _cells_with_curves(groups, limits, dropped)
-    intervals = _groups_with_intervals(groups, limits, dropped)
+    with_curve = _first_cells(
+        groups,
+        limits.cell_curves,
+        "Error over time is kept for {} of {} combinations of experiment and method (default options first); the "
+        "others have their means only.",
+        dropped,
+    )
+    intervals = _first_cells(
+        groups,
+        limits.intervals,
+        "Paired intervals are computed for {} of {} combinations of experiment and method (default options first); the "
+        "summary table has the best method's interval everywhere.",
+        dropped,
+    )
     data = {
         "title": title,
         "methods": [{"name": m.name, "title": m.title, "plain": m.plain} for m in methods],
-        "groups": [
-            _group(g, place, row_of, reading.layouts, with_curve, number in intervals)
-            for number, g in enumerate(groups)
-        ],
+        "groups": [_group(g, place, row_of, reading.layouts, with_curve, intervals) for g in groups],
         "records": _records(reading.runs, groups, place),
         "runCurves": _run_curves(reading.runs, groups, row_of, limits, dropped),
         "maps": _maps(reading.runs, row_of, limits, dropped),
@@ -64,31 +73,13 @@ def build_payload(
     return data
 
 
-def _cells_with_curves(groups: Sequence[Group], limits: Limits, dropped: list[str]) -> set[int]:
+def _first_cells(groups: Sequence[Group], limit: int, message: str, dropped: list[str]) -> set[int]:
+    """Identities of the first `limit` cells, methods with their default options before others."""
     cells = [cell for group in groups for cell in group.cells.values()]
-    cells.sort(key=lambda cell: not cell.method.plain)  # methods with their default options first
-    if len(cells) > limits.cell_curves:
-        dropped.append(
-            f"Error over time is kept for {limits.cell_curves:,} of {len(cells):,} combinations of experiment and method "
-            "(default options first); the others have their means only."
-        )
-    return {id(cell) for cell in cells[: limits.cell_curves]}
-
-
-def _groups_with_intervals(groups: Sequence[Group], limits: Limits, dropped: list[str]) -> set[int]:
-    chosen: set[int] = set()
-    used = 0
-    for number, group in enumerate(groups):
-        used += len(group.cells)
-        if used > limits.intervals:
-            break
-        chosen.add(number)
-    if len(chosen) < len(groups):
-        dropped.append(
-            f"Paired intervals of every method are computed for {len(chosen):,} of {len(groups):,} experiments; the "
-            "summary table has the best method's interval for all."
-        )
-    return chosen
+    cells.sort(key=lambda cell: not cell.method.plain)
+    if len(cells) > limit:
+        dropped.append(message.format(f"{limit:,}", f"{len(cells):,}"))
+    return {id(cell) for cell in cells[:limit]}
 
 
 def _group(
@@ -97,7 +88,7 @@ def _group(
     row_of: Mapping[str, int],
     layouts: Mapping[str, Layout],
     with_curve: set[int],
-    intervals: bool,
+    intervals: set[int],
 ) -> dict[str, Any]:
     used = list(dict.fromkeys(r.layout for cell in group.cells.values() for r in _by_seed(cell.runs) if r.layout))
     shared = len(used) == 1
@@ -106,7 +97,7 @@ def _group(
     for cell in group.cells.values():
         rival = next((c for c in order if c is not cell), None)
         entry = _cell(cell, group, place, row_of)
-        if intervals and rival is not None:
+        if id(cell) in intervals and rival is not None:
             found = difference(cell.runs, rival.runs)
             if found:
                 bounds = [None if v is None else round(v, 3) for v in (found.mean, found.low, found.high)]
@@ -230,7 +221,7 @@ def _forgetting(cell: Cell) -> dict[str, Any] | None:
     return None
 
 
-def _line(run: Run, shared: bool) -> np.ndarray | None:
+def _line(run: Run, shared: bool) -> list[float] | None:
     return run.curve if shared or run.uniform is None else run.uniform
 
 
@@ -245,7 +236,7 @@ def _stored(cell: Cell, family: str, name: str) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return round(float(np.mean(values)), 2) if len(values) else None
+    return round(sum(values) / len(values), 2) if values else None
 
 
 def _records(runs: Sequence[Run], groups: Sequence[Group], place: Mapping[Method, int]) -> dict[str, list[Any]]:

@@ -57,7 +57,10 @@ def architecture(model: str) -> str:
 
 @functools.cache
 def table(name: str) -> tuple[Entry, ...]:
-    """The rows of one published table: summary, per_domain, cyclic, lifelong, ccc, architectures, efficiency, recurring."""
+    """The rows of one published table.
+
+    Names: summary, per_domain, cyclic, lifelong, ccc, architectures, efficiency, recurring.
+    """
     text = resources.files(__package__).joinpath("reference", f"{name}.csv").read_text(encoding="utf-8")
     entries = []
     for row in csv.DictReader(text.splitlines()):

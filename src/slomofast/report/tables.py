@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from slomofast.report.aggregate import deviation
 
 OURS, PAPER, BENCHMARK = "ours", "paper", "benchmark"
@@ -77,7 +75,7 @@ def entry_of(values: Sequence[float], records: Iterable[str] = (), digits: int =
     """
     if not values:
         return Entry()
-    return Entry(float(np.mean(values)), deviation(values), digits, records=tuple(records))
+    return Entry(sum(values) / len(values), deviation(values), digits, records=tuple(records))
 
 
 def ranked(entries: Sequence[Entry]) -> list[Entry]:

@@ -56,13 +56,15 @@ function drawTime() {
   const bands = several ? [] : chosen.bands;
   const room = ($("chart-time").clientWidth - 60) / Math.max(1, bands.length);
   const shapes = bands.map((band, n) => ({ type: "rect", xref: "x", yref: "paper", x0: band[1] + 0.5, x1: band[2] + 0.5, y0: 0, y1: 1, line: { width: 0 }, layer: "below", fillcolor: n % 2 ? "rgba(0,0,0,0)" : css("--band") }));
+  const flat = room >= 66; // wide bands carry their name in two short lines, narrow ones standing
   const annotations = room < 12 ? [] : bands.map((band) => ({
-    xref: "x", yref: "paper", x: (band[1] + band[2] + 1) / 2, y: 1.01, xanchor: room < 90 ? "left" : "center", yanchor: "bottom",
-    text: safe(words(band[0])), textangle: room < 90 ? -55 : 0, showarrow: false, font: { size: 11, color: css("--muted") }, xshift: room < 90 ? -4 : 0,
+    xref: "x", yref: "paper", x: (band[1] + band[2] + 1) / 2, y: 1.01, xanchor: "center", yanchor: "bottom", showarrow: false,
+    text: flat ? safe(words(band[0])).replace(" ", "<br>") : safe(words(band[0])), textangle: flat ? 0 : -90, font: { size: 11, color: css("--muted") },
   }));
-  const top = annotations.length ? (room < 90 ? 84 : 28) : 12;
+  const longest = Math.max(0, ...bands.map((band) => band[0].length));
+  const top = annotations.length ? (flat ? 42 : 14 + 6.1 * longest) : 12;
   plot("chart-time", traces, {
-    shapes, annotations, margin: { l: 48, r: 26, t: top, b: 44 },
+    shapes, annotations, margin: { l: 48, r: 14, t: top, b: 44 },
     xaxis: { title: axisTitle("batch"), range: [0.5, chosen.steps + 0.5], showgrid: false },
     yaxis: { title: axisTitle("error %"), rangemode: "tozero" },
   }, `Line chart of the error over ${chosen.steps} batches for ${lines.length} methods: ${g.title}`);
@@ -133,7 +135,7 @@ function drawRecovery() {
     ];
   });
   plot("chart-recovery", traces, {
-    xaxis: { tickvals: list.map((_, n) => n), ticktext: list.map((c) => safe(title(c.m))), showgrid: false, range: [-0.6, list.length - 0.4], tickangle: list.length > 4 ? -35 : 0 },
+    xaxis: { tickvals: list.map((_, n) => n), ticktext: list.map((c) => safe(title(c.m))), showgrid: false, zeroline: false, range: [-0.6, list.length - 0.4], tickangle: list.length > 4 ? -35 : 0 },
     yaxis: { title: axisTitle("points"), zeroline: true, zerolinewidth: 1.5 },
   }, `Bars of the recovery of ${list.length} methods with a point for each returning domain`);
   const domains = [...new Set(list.flatMap((cell) => Object.keys(cell.recovery)))];
@@ -194,13 +196,14 @@ function drawCost() {
   const list = cells().filter((cell) => cell.ms !== null && cell.ms > 0);
   $("cost").hidden = list.length < 1;
   if (!list.length) return;
-  const labels = list.length <= 14;
+  const range = costRange(list);
+  const places = list.length <= 14 ? labelPlaces(list, range) : null;
   plot("chart-cost", list.map((cell) => ({
-    type: "scatter", mode: labels ? "markers+text" : "markers", x: [cell.ms], y: [cell.error], text: [safe(title(cell.m))], textposition: "top center", textfont: { size: 11.5, color: css("--ink") },
+    type: "scatter", mode: places ? "markers+text" : "markers", x: [cell.ms], y: [cell.error], text: [safe(title(cell.m))], textposition: places ? places.get(cell) : undefined, textfont: { size: 11.5, color: css("--ink") },
     marker: { size: 12, color: color(cell.m), line: { color: css("--surface"), width: 1.5 } }, meta: cell.runs, cliponaxis: false,
     error_y: cell.std === null ? undefined : { type: "data", array: [cell.std], color: color(cell.m), thickness: 1.3, width: 3 },
     hovertemplate: `<b>${safe(title(cell.m))}</b>  %{y:.2f} %<br>%{x:.1f} ms per batch${cell.multiple ? `, ${number(cell.multiple)} × a plain forward pass` : ""}${from(cell.runs)}<extra></extra>`,
-  })), { margin: { l: 48, r: 24, t: 24, b: 44 }, xaxis: { title: axisTitle("ms per batch"), type: "log", dtick: narrow() ? 1 : "D2", range: costRange(list) }, yaxis: { title: axisTitle("error %") } },
+  })), { margin: { l: 48, r: 24, t: 24, b: 44 }, xaxis: { title: axisTitle("ms per batch"), type: "log", ...costTicks(range), range }, yaxis: { title: axisTitle("error %") } },
   `Scatter chart of error against milliseconds per batch for ${list.length} methods`);
   altTable("alt-cost", "Error against cost", ["Method", "ms per batch", "× plain forward", "Error %"], list.map((c) => [title(c.m), c.ms, c.multiple, c.error]));
 }
@@ -208,6 +211,37 @@ function costRange(list) {
   const logs = list.map((cell) => Math.log10(cell.ms));
   const pad = 0.14 * Math.max(1, Math.max(...logs) - Math.min(...logs));
   return [Math.min(...logs) - pad, Math.max(...logs) + pad];
+}
+
+function costTicks(range) {
+  const tickvals = [];
+  for (let power = Math.floor(range[0]); power <= Math.ceil(range[1]); power++) tickvals.push(...[1, 2, 5].map((n) => n * 10 ** power));
+  return { tickvals, ticktext: tickvals.map((v) => (v >= 1000 ? v.toLocaleString("en") : String(Number(v.toPrecision(3))))), tickangle: 0 };
+}
+/* Where each name stands so that names cover neither points nor one another, as far as possible. */
+function labelPlaces(list, range) {
+  const box = $("chart-cost");
+  const width = Math.max(200, box.clientWidth - 80), height = Math.max(150, box.clientHeight - 70);
+  const errors = list.map((cell) => cell.error);
+  const span = Math.max(0.5, (Math.max(...errors) - Math.min(...errors)) * 1.15);
+  const at = (cell) => [((Math.log10(cell.ms) - range[0]) / (range[1] - range[0])) * width, height - ((cell.error - Math.min(...errors)) / span) * height];
+  const taken = list.map((cell) => { const [x, y] = at(cell); return [x - 8, y - 8, x + 8, y + 8]; });
+  const found = new Map();
+  for (const cell of [...list].sort((a, b) => a.error - b.error)) {
+    const [x, y] = at(cell);
+    const long = title(cell.m).length * 6.4;
+    const choices = {
+      "bottom center": [x - long / 2, y + 7, x + long / 2, y + 22], "top center": [x - long / 2, y - 22, x + long / 2, y - 7],
+      "middle right": [x + 9, y - 8, x + 9 + long, y + 8], "middle left": [x - 9 - long, y - 8, x - 9, y + 8],
+    };
+    const own = list.indexOf(cell);
+    const clash = (a) => taken.reduce((sum, b, n) => (n === own ? sum : sum + Math.max(0, Math.min(a[2], b[2]) - Math.max(a[0], b[0])) * Math.max(0, Math.min(a[3], b[3]) - Math.max(a[1], b[1]))), 0)
+      + (a[0] < -40 || a[2] > width + 20 ? 500 : 0);
+    const [place, area] = Object.entries(choices).sort((a, b) => clash(a[1]) - clash(b[1]))[0];
+    found.set(cell, place);
+    taken.push(area);
+  }
+  return found;
 }
 
 function drawMaps() {

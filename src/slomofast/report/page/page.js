@@ -40,6 +40,12 @@ function choose(test) {
   if (found >= 0) { state.group = found; fillSelection(); draw(); }
 }
 
+function seeds(list) {
+  const counts = list.map((cell) => cell.runs.length);
+  const low = Math.min(...counts), high = Math.max(...counts);
+  return !list.length ? "no seeds" : low === high ? `${many(low, "seed")} each` : `${low} to ${high} seeds each`;
+}
+
 function drawCards() {
   const list = [...cells()].sort((a, b) => a.error - b.error);
   const g = group();
@@ -55,7 +61,7 @@ function drawCards() {
   }
   if (source && best && source !== best) parts.push(card("Gain over no adaptation", `${number(source.error - best.error, 1)} points`, `from ${number(source.error)} % to ${number(best.error)} %`));
   const runs = list.reduce((sum, cell) => sum + cell.runs.length, 0);
-  parts.push(card("Runs shown", runs.toLocaleString("en"), `${many(list.length, "method")}, ${g.protocol}`));
+  parts.push(card("Runs shown", runs.toLocaleString("en"), `${many(list.length, "method")}, ${seeds(list)}`));
   $("cards").replaceChildren(...parts);
 }
 
@@ -64,12 +70,23 @@ function draw() {
   $("experiment").textContent = `${g.title} — ${g.protocol}.`;
   $("method-count").textContent = `${cells().length} of ${g.cells.length}`;
   drawCards(); drawRanking(); drawTime(); drawDomains(); drawCycles(); drawShift(); drawRecovery(); drawForgetting(); drawCost(); drawMaps();
+  fillRows();
   if ($("only-here").checked) drawRecords();
   const absent = Object.keys(ABSENT).filter((id) => $(id).hidden).map((id) => ABSENT[id]);
   $("absent").textContent = absent.length && cells().length ? `Not shown for this selection: ${absent.join("; ")}.` : "";
   for (const link of document.querySelectorAll("#nav a")) link.parentElement.hidden = $(link.hash.slice(1)).hidden;
   $("live").textContent = `${g.title}: ${many(cells().length, "method")} shown.`;
   remember();
+}
+
+/* Charts stand in pairs; one left over takes the whole row. */
+function fillRows() {
+  const shown = [...document.querySelectorAll(".pair > section")].filter((part) => !part.hidden);
+  shown.forEach((part, n) => part.classList.toggle("alone", shown.length % 2 === 1 && n === shown.length - 1));
+  for (const part of shown) {
+    const chart = part.querySelector(".chart");
+    if (chart.data && Math.abs(chart.clientWidth - chart.querySelector(".main-svg").clientWidth) > 2) Plotly.Plots.resize(chart);
+  }
 }
 
 /* The selection lives in the address, so a link shows what its sender saw. */
@@ -136,8 +153,6 @@ function start() {
   $("default-methods").hidden = DATA.methods.every((m) => m.plain);
   options($("table"), DATA.tables.map((table, n) => [n, table.title]), 0);
   $("table").addEventListener("change", drawPaperTable);
-  const files = unique(DATA.tables.map((table) => table.file));
-  $("table-files").replaceChildren(...files.flatMap((file, n) => [n ? ", " : "", `${words(file)} (`, ...["md", "tex", "csv"].flatMap((end, k) => [k ? " " : "", el("a", { href: `tables/${file}.${end}` }, end)]), ")"]));
   let waiting = 0;
   $("find").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(drawRecords, 120); });
   $("only-here").addEventListener("change", drawRecords);

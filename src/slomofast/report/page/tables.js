@@ -48,9 +48,10 @@ function sortableTable(target, { columns, rows, caption, sort, page = 0, classNa
   function draw() {
     const list = ordered();
     const shown = page ? list.slice(view.page * page, (view.page + 1) * page) : list;
-    const table = el("table", { class: className }, caption ? el("caption", {}, caption) : null,
-      el("thead", {}, head()), el("tbody", {}, body(shown)));
-    const parts = [el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "Table, scrollable" }, table)];
+    /* The caption stands outside the scrolling box, where it can wrap; it still names the table. */
+    const name = `${target}-caption`;
+    const table = el("table", { class: className, "aria-labelledby": name }, el("thead", {}, head()), el("tbody", {}, body(shown)));
+    const parts = [el("p", { class: "caption", id: name }, caption), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": name }, table)];
     if (page && list.length > page) {
       const last = Math.ceil(list.length / page) - 1;
       const turn = (by, id) => () => { view.page = Math.min(last, Math.max(0, view.page + by)); draw(); box.querySelector(id).focus(); };
@@ -129,12 +130,14 @@ function drawDomains() {
       cellStyle: (c) => shade(c.domains[d]), cellClass: (c) => (list.length > 1 && c.domains[d] === lowest[d] ? "best" : "") })),
     { title: "mean", value: (c) => c.error, render: (c) => number(c.error) },
   ];
-  sortableTable("domain-table", { columns, rows: list, className: "heat", caption: "Error in percent by domain; bold is the best of a column." });
+  sortableTable("domain-table", { columns, rows: list, className: "heat", caption: "Percent, in the order of the stream. Darker is worse, bold is the best of a column." });
 }
 
 function drawPaperTable() {
   const table = DATA.tables[Number($("table").value)];
   if (!table) return;
+  const ends = [["Markdown", "md"], ["LaTeX", "tex"], ["CSV", "csv"]];
+  $("table-files").replaceChildren("As a file: ", ...ends.flatMap(([name, end], n) => [n ? ", " : "", el("a", { href: `tables/${table.file}.${end}` }, name)]));
   const labels = table.heads.map((title, h) => ({ title, text: true, value: (row) => row[0][h], render: (row) => row[0][h] }));
   const values = table.columns.map((title, c) => ({
     title,
