@@ -256,7 +256,7 @@ def _operation(x: Tensor, kind: Tensor, rng: Rng) -> Tensor:
         rows = ((kind >= 4) if operation == 4 else (kind == operation)).nonzero().squeeze(1)
         if not len(rows):
             continue
-        chosen = rows.to(x.device)
+        chosen = rows.to(x.device, non_blocking=True)
         part = x[chosen]
         if operation == 0:
             part = autocontrast(part)
@@ -267,7 +267,7 @@ def _operation(x: Tensor, kind: Tensor, rng: Rng) -> Tensor:
         elif operation == 3:
             part = solarise(part, 256 - (256 * level[chosen]).floor())
         else:
-            part = affine(part, _motion(part, kind[rows].to(x.device), (sign * level)[chosen]))
+            part = affine(part, _motion(part, kind[rows].to(x.device, non_blocking=True), (sign * level)[chosen]))
         out[chosen] = part
     return out
 
