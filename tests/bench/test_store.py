@@ -16,6 +16,7 @@ def made_up(id: str, status: str = "done", steps: int = 40) -> dict:
     metrics = {"error": {"mean": 12.5}, "cost": {"milliseconds_median": 3.0}}
     return {
         "format": 1, "id": id, "status": status, "reason": None, "job": job, "environment": {"device": "cpu"},
+        "segments": [{"start": 0, "steps": steps}],
         "started": "2025-01-01", "seconds": 4.0, "curve": curve, "metrics": metrics, "warnings": [],
     }  # fmt: skip
 

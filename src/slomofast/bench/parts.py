@@ -105,7 +105,7 @@ def job_model(job: Job, device: torch.device | None = None) -> nn.Module:
 def restricted(model: nn.Module, classes: np.ndarray, probe: Tensor) -> nn.Module | None:
     """The network with a head for some of its classes only: it gives the chosen columns of the logits.
 
-    Methods then do not reckon with classes that cannot occur. None where the head is not a linear layer that can be found.
+    Methods then do not reckon with classes that cannot occur. None where no linear head can be found.
     """
     small = deepcopy(model)
     device = input_device(small)
