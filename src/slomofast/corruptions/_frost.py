@@ -2,7 +2,7 @@
 
 The published corruption blends five photographs, which are not ours to ship. The textures here are functions of
 the position in pixels: cells of crystal with needles and side branches in a direction of their own, bright
-seams where cells meet, clouds of rime and fine grain. Their brightness and contrast are set per texture.
+seams where cells meet, large patches of rime and fine grain. Their colour and contrast are set per texture.
 """
 
 from __future__ import annotations
@@ -26,24 +26,33 @@ _USED = 5
 
 @dataclass(frozen=True)
 class Ice:
-    """Look of one texture: size in pixels, crystal size, brightness, contrast, share of bare glass."""
+    """Look of one texture.
+
+    Attributes:
+        width, height: size in pixels.
+        cell: size of a crystal in pixels.
+        colour: mean red, green and blue.
+        spread: standard deviation of the brightness.
+        patches: share of the variance that lies in large patches rather than in needles and grain.
+    """
 
     width: int
     height: int
     cell: float
-    mean: float
+    colour: tuple[float, float, float]
     spread: float
-    grain: float
+    patches: float
 
 
+# Size, mean colour and contrast are those measured on the five published photographs (the second and third of
+# which are one and the same picture), so that the blend changes an image by as much as theirs does.
 _ICE = (
-    Ice(900, 600, 110.0, 0.52, 0.20, 0.35),
-    Ice(560, 315, 60.0, 0.45, 0.22, 0.30),
-    Ice(560, 315, 80.0, 0.58, 0.18, 0.40),
-    Ice(527, 350, 45.0, 0.50, 0.24, 0.30),
-    Ice(660, 495, 140.0, 0.62, 0.17, 0.45),
+    Ice(900, 600, 110.0, (0.305, 0.585, 0.650), 0.070, 0.62),
+    Ice(560, 315, 60.0, (0.787, 0.805, 0.841), 0.086, 0.54),
+    Ice(560, 315, 80.0, (0.787, 0.805, 0.841), 0.086, 0.52),
+    Ice(527, 350, 45.0, (0.540, 0.600, 0.648), 0.114, 0.38),
+    Ice(660, 495, 140.0, (0.441, 0.484, 0.528), 0.169, 0.49),
 )
-_SHADE = (0.80, 0.97, 1.23)  # relative brightness of red, green and blue where the ice is thin
 
 
 @dataclass(frozen=True)
@@ -112,27 +121,28 @@ def grow(number: int, scale: float = 1.0) -> Tensor:
     ice = _ICE[number]
     rows = (torch.arange(round(ice.height * scale)) + 0.5) / scale - 0.5
     columns = (torch.arange(round(ice.width * scale)) + 0.5) / scale - 0.5
-    relief = torch.cat([_relief(ice, *torch.meshgrid(part, columns, indexing="ij"), number) for part in rows.split(32)])
-    relief = (relief - relief.mean()) / relief.std()
-    light = (ice.mean + ice.spread * relief).clamp(0, 1)
-    shade = torch.tensor(_SHADE)[:, None, None]
-    # Thin ice looks blue, thick ice white.
-    return (light * (shade + (1 - shade) * light)).clamp(0, 1)
+    parts = [_relief(ice, *torch.meshgrid(part, columns, indexing="ij"), number) for part in rows.split(32)]
+    patches, needles = (torch.cat(layer) for layer in zip(*parts, strict=True))
+    relief = math.sqrt(ice.patches) * _standard(patches) + math.sqrt(1 - ice.patches) * _standard(needles)
+    return (torch.tensor(ice.colour)[:, None, None] + ice.spread * _standard(relief)).clamp(0, 1)
 
 
-def _relief(ice: Ice, y: Tensor, x: Tensor, number: int) -> Tensor:
-    """Thickness of the ice at given positions, in arbitrary units."""
+def _standard(layer: Tensor) -> Tensor:
+    return (layer - layer.mean()) / layer.std()
+
+
+def _relief(ice: Ice, y: Tensor, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Thickness of the ice at given positions in arbitrary units: large patches, and needles with grain."""
     seed = 101 * (number + 1)
     bend = 0.25 * ice.cell
     x = x + bend * (_clouds(x, y, 1.3 * ice.cell, seed + 1) - 0.5)
     y = y + bend * (_clouds(x, y, 1.3 * ice.cell, seed + 2) - 0.5)
     near, second, along, across, kind = _crystals(x, y, ice.cell, seed + 3)
     seams = torch.exp(-(second - near) / (0.05 * ice.cell))
-    needles = _ridges(along / (0.5 * ice.cell), across / 5.0 + 17 * kind, seed + 4)
-    branches = _ridges((along - 1.2 * across.abs()) / 7.0, across / (0.3 * ice.cell) + 31 * kind, seed + 5)
-    rime = _clouds(x, y, 0.9 * ice.cell, seed + 6)
-    grain = _noise(x / 1.7, y / 1.7, seed + 7)
-    return 0.9 * needles + 0.7 * branches + 0.5 * seams + 1.6 * rime + 0.5 * kind + ice.grain * grain
+    needles = _ridges(along / (0.5 * ice.cell), across / 4.0 + 17 * kind, seed + 4)
+    branches = _ridges((along - 1.2 * across.abs()) / 6.0, across / (0.3 * ice.cell) + 31 * kind, seed + 5)
+    grain = _noise(x / 1.5, y / 1.5, seed + 7)
+    return _clouds(x, y, 260.0, seed + 6) + 0.12 * kind, 0.9 * needles + 0.7 * branches + 0.4 * seams + 0.8 * grain
 
 
 def _crystals(x: Tensor, y: Tensor, cell: float, seed: int) -> tuple[Tensor, ...]:
