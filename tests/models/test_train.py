@@ -53,7 +53,9 @@ def test_resuming_ends_in_the_same_weights(bars, tmp_path):
     second = fresh()
     epochs = list(train(second, lambda i: images[i], labels, CONFIG, checkpoint))
     assert [e.number for e in epochs] == [2, 3]
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), second.state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.state_dict().values(), second.state_dict().values(), strict=True)
+    )
 
 
 def test_a_checkpoint_of_other_options_is_refused(bars, tmp_path):
@@ -90,7 +92,8 @@ def test_augmentation_moves_and_mirrors_whole_images():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epochs": 0}, {"lr": 0}, {"crop": -1}, {"precision": "fp8"}, {"schedule": "flat"}, {"label_smoothing": 1}]
+    "wrong",
+    [{"epochs": 0}, {"lr": 0}, {"crop": -1}, {"precision": "fp8"}, {"schedule": "flat"}, {"label_smoothing": 1}],
 )
 def test_nonsense_is_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

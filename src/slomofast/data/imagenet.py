@@ -47,6 +47,18 @@ def read_wnids(wnids: str | Path | Sequence[str]) -> list[str]:
     return names
 
 
+def imagenet_wnids() -> list[str]:
+    """The 1000 wnids of ImageNet in order, as timm lists them (timm comes with the extra `imagenet`)."""
+    try:
+        from timm.data import ImageNetInfo
+    except ImportError as error:
+        raise ConfigError(
+            "this set has a part of the network's 1000 classes; pass wnids= (a file with the 1000 wnids in order, or "
+            "the folder of an ImageNet split) so that the logits can be cut to them, or pip install timm, which knows them"
+        ) from error
+    return read_wnids(ImageNetInfo("imagenet-1k").label_names())
+
+
 class ImageNetC(DataSet):
     """ImageNet-C or Tiny-ImageNet-C: `<path>/<corruption>/<severity>/<wnid>/<image>`.
 
@@ -137,8 +149,8 @@ class NaturalShift(DataSet):
     Args:
         path: folder with one folder per wnid.
         name, classes: `imagenet_r`, 200; or `imagenet_sketch`, 1000.
-        wnids: all classes of the network in order (file, folder or sequence); needed when `classes` is not the
-            network's number.
+        wnids: all classes of the network in order (file, folder or sequence); for ImageNet-R by default ImageNet's
+            1000 as timm knows them.
         subset, files: a part of the images, as for `ImageNetC`.
         image_size: side in pixels; the shorter side is resized to 256/224 of it first.
         device: where loaded images go.
@@ -167,19 +179,14 @@ class NaturalShift(DataSet):
         self.class_names = class_folders(self.root)
         check_classes(self.class_names, classes, self.root)
         self.class_mask = None
-        if wnids is not None:
-            network = read_wnids(wnids)
+        if wnids is not None or name == "imagenet_r":
+            network = read_wnids(wnids) if wnids is not None else imagenet_wnids()
             strange = [c for c in self.class_names if c not in set(network)]
             if strange:
                 raise DataError(f"{self.root}: {len(strange)} class folders are no class of the network ({strange[0]})")
             if len(network) != classes:
                 place = {w: i for i, w in enumerate(network)}
                 self.class_mask = np.array([place[c] for c in self.class_names], np.int64)
-        elif name == "imagenet_r":
-            raise ConfigError(
-                "imagenet_r has 200 of the network's 1000 classes; pass wnids= (a file with the 1000 wnids in "
-                "order, or the folder of an ImageNet split) so that the logits can be cut to them"
-            )
         self.paths = choose_files(list_images(self.root, self.class_names), subset, files, self.root)
         self.size = len(self.paths)
         self._labels = labels_of(self.paths, self.class_names)

@@ -34,7 +34,7 @@ _FACES = (
     *(f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")),
     *(f"{face}.ttf" for face in ("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10")),
 )
-HEIGHT = (9.0, 17.0)  # of the letter, in pixels
+HEIGHT = (6.5, 12.0)  # of the letter, in pixels
 TURN = 0.45  # radians either way
 CONTRAST = (0.14, 0.42)
 TEXTURE = 0.35
@@ -116,7 +116,7 @@ def _draw_block(split: str, block: int) -> Tensor:
     clutter = torch.zeros_like(letter)
     for k in (7, 15):
         around = 2 * np.pi * u[:, k + 4]
-        away = _between(u[:, k + 5], 0.85, 1.2)
+        away = _between(u[:, k + 5], 0.7, 1.1)
         piece = _place(
             masks[(u[:, k] * len(LETTERS)).long(), (u[:, k + 1] * len(_FACES)).long()],
             scale=_between(u[:, k + 2], *HEIGHT),
