@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+import reference as slow
 import torch
+from made_pictures import picture_batch
 from torch import Tensor
 
 from slomofast.corruptions import CANONICAL, EXTRA, SampleRng, corrupt
@@ -18,10 +18,6 @@ from slomofast.corruptions._frost import frost_texture
 from slomofast.corruptions._jpeg import jpeg_files, jpeg_tensor
 from slomofast.corruptions._levels import elastic_unit, level, whole
 from slomofast.corruptions.weather import plasma
-
-sys.path.insert(0, str(Path(__file__).parent))
-import reference as slow  # noqa: E402
-from conftest import picture_batch  # noqa: E402
 
 SEED = 3
 
@@ -70,8 +66,8 @@ def slow_batch(name: str, images: Tensor, severity: float) -> np.ndarray:
     if name == "motion_blur":
         angle = rng.uniform(1, low=-math.pi / 4, high=math.pi / 4)[:, 0].tolist()
         return each(
-            lambda p, i: (
-                slow.motion_blur_levels(p.astype(float), whole(values[0]), values[1], angle[i]).astype(np.uint8)
+            lambda p, i: slow.motion_blur_levels(p.astype(float), whole(values[0]), values[1], angle[i]).astype(
+                np.uint8
             )
         )
     if name == "snow":
@@ -138,7 +134,9 @@ def test_large_discs_equal_direct_correlation(severity: int) -> None:
     assert difference.max() <= 1 and difference.mean() < 0.01
 
 
-@pytest.mark.parametrize(("radius", "pixels_inside"), [(0.5, 1), (1, 5), (1.5, 9), (2.5, 21), (3, 29), (6, 113), (10, 317)])
+@pytest.mark.parametrize(
+    ("radius", "pixels_inside"), [(0.5, 1), (1, 5), (1.5, 9), (2.5, 21), (3, 29), (6, 113), (10, 317)]
+)
 def test_discs_have_the_published_support(radius: float, pixels_inside: int) -> None:
     from slomofast.corruptions.blur import disc
 
@@ -183,17 +181,14 @@ def test_shot_noise_counts_follow_the_poisson_law(photons: float) -> None:
 
 
 def test_shot_noise_matches_poisson_probabilities() -> None:
-    from scipy.stats import chisquare, poisson
-
     from slomofast.corruptions.noise import _poisson_of_levels
 
     levels = torch.full((1, 200_000), 51, dtype=torch.int32)  # mean 10 of 50
     counts = _poisson_of_levels(levels, 50.0, SampleRng(5, torch.arange(1))).long().flatten().numpy()
-    edges = np.arange(2, 20)
+    mass = np.array([math.exp(k * math.log(10) - 10 - math.lgamma(k + 1)) for k in range(19)])
+    expected = np.array([mass[:3].sum(), *mass[3:], 1 - mass.sum()]) * counts.size
     observed = np.bincount(np.clip(counts, 2, 19) - 2, minlength=18)
-    law = poisson(10)
-    expected = np.array([law.cdf(2), *law.pmf(edges[1:-1]), law.sf(18)]) * counts.size
-    assert chisquare(observed, expected).pvalue > 1e-4
+    assert ((observed - expected) ** 2 / expected).sum() < 46  # 17 degrees of freedom: exceeded once in 5000
 
 
 def test_shot_noise_of_float_images_keeps_mean_and_variance() -> None:
@@ -232,8 +227,9 @@ def test_plasma_spans_the_unit_interval() -> None:
 def test_tensor_jpeg_agrees_with_the_codec(quality: int, size: int) -> None:
     levels = picture_batch(8, size).float()
     difference = (jpeg_tensor(levels, quality) - jpeg_files(levels, quality)).abs()
-    assert float(difference.mean()) < 0.25
-    assert float((difference > 3).float().mean()) < 0.002
+    # Apart from rounding, a coefficient may fall on the other side of a tie and shift a block by a step.
+    assert float(difference.mean()) < 0.1
+    assert float((difference > 3).float().mean()) < 0.01
 
 
 def test_water_steps_equal_their_slow_versions() -> None:

@@ -121,7 +121,7 @@ def grow(number: int, scale: float = 1.0) -> Tensor:
     ice = _ICE[number]
     rows = (torch.arange(round(ice.height * scale)) + 0.5) / scale - 0.5
     columns = (torch.arange(round(ice.width * scale)) + 0.5) / scale - 0.5
-    parts = [_relief(ice, *torch.meshgrid(part, columns, indexing="ij"), number) for part in rows.split(32)]
+    parts = [_relief(ice, part[:, None], columns[None, :], number) for part in rows.split(32)]
     patches, needles = (torch.cat(layer) for layer in zip(*parts, strict=True))
     relief = math.sqrt(ice.patches) * _standard(patches) + math.sqrt(1 - ice.patches) * _standard(needles)
     return (torch.tensor(ice.colour)[:, None, None] + ice.spread * _standard(relief)).clamp(0, 1)
@@ -133,6 +133,7 @@ def _standard(layer: Tensor) -> Tensor:
 
 def _relief(ice: Ice, y: Tensor, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """Thickness of the ice at given positions in arbitrary units: large patches, and needles with grain."""
+    y, x = torch.broadcast_tensors(y, x)
     seed = 101 * (number + 1)
     bend = 0.25 * ice.cell
     x = x + bend * (_clouds(x, y, 1.3 * ice.cell, seed + 1) - 0.5)

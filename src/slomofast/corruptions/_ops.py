@@ -160,8 +160,8 @@ def _zoom_average_map(size: int, stop: float, step: float, device: torch.device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse")
         return torch.sparse_csr_tensor(
-            torch.from_numpy(ends),
-            torch.from_numpy(place % pixels),
+            torch.from_numpy(ends).int(),
+            torch.from_numpy(place % pixels).int(),
             torch.from_numpy(values).float(),
             (pixels, pixels),
             check_invariants=False,

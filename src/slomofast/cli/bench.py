@@ -1,0 +1,126 @@
+"""`slomofast bench`: speed and fidelity of the parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    bench = typer.Typer(no_args_is_help=True, help="Measure speed and fidelity of the library's parts.")
+    bench.command("corruptions")(corruptions)
+    bench.command("fidelity")(fidelity)
+    app.add_typer(bench, name="bench")
+
+
+def corruptions(
+    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 32,
+    images: Annotated[int, typer.Option(help="Number of images.")] = 10_000,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    severity: Annotated[float, typer.Option(help="Strength in [0, 5].")] = 5,
+    extra: Annotated[bool, typer.Option("--extra", help="Include the four validation corruptions.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Also time the package imagecorruptions.")] = False,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+) -> None:
+    """Time every corruption."""
+    from rich.table import Table
+
+    from slomofast.bench.bench_corruptions import SpeedRow, run_corruption_benchmark, write_rows
+    from slomofast.cli._shared import console
+    from slomofast.corruptions import list_corruptions
+
+    rows: list[SpeedRow] = []
+    with console.status("corrupting") as status:
+        for row in run_corruption_benchmark(
+            size, images, device, threads, severity, list_corruptions(extra=extra), compare
+        ):
+            rows.append(row)
+            status.update(f"{row.corruption} done")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("corruption", style="cyan", no_wrap=True)
+    table.add_column("seconds", justify="right")
+    table.add_column("images/s", justify="right")
+    if compare:
+        table.add_column("imagecorruptions images/s", justify="right")
+        table.add_column("times faster", justify="right")
+    for row in rows:
+        cells = [row.corruption, f"{row.seconds:.3f}", f"{row.images_per_second:,.0f}"]
+        if compare and row.other_images_per_second:
+            cells += [
+                f"{row.other_images_per_second:,.1f}",
+                f"{row.images_per_second / row.other_images_per_second:,.0f}",
+            ]
+        elif compare:
+            cells += [row.note, ""]
+        table.add_row(*cells)
+    table.add_row("total", f"{sum(row.seconds for row in rows):.3f}", style="bold")
+    console.print(table)
+    if out is not None:
+        write_rows(rows, out, _command(), device)
+
+
+def fidelity(
+    pack: Annotated[Path, typer.Option(help=".npz pack of clean images.")],
+    weights: Annotated[list[Path], typer.Option(help="Weights of the source network; repeat for parts.")],
+    model: Annotated[str, typer.Option(help="Name of the source network.")] = "wrn28_10",
+    reference: Annotated[str | None, typer.Option(help="Reference errors: numbers, or a .json or .csv file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    severity: Annotated[float, typer.Option(help="Strength in [0, 5].")] = 5,
+    images: Annotated[int | None, typer.Option(help="Use the first images only.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 200,
+    bn: Annotated[bool, typer.Option("--bn", help="Also measure with batch statistics.")] = False,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+) -> None:
+    """Errors of a source network on our corruptions, beside those on the published ones."""
+    from rich.table import Table
+
+    from slomofast.bench.bench_corruptions import FidelityRow, read_reference, run_fidelity, write_rows
+    from slomofast.cli._shared import console
+    from slomofast.models import load_source
+
+    wanted = None if reference is None else read_reference(reference)
+    network = load_source(model, weights)
+    rows: list[FidelityRow] = []
+    with console.status("evaluating") as status:
+        for row in run_fidelity(
+            pack, network, wanted, device, severity, images, batch_size=batch_size, batch_statistics=bn
+        ):
+            rows.append(row)
+            status.update(f"{row.corruption}: {row.error:.1f} %")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("corruption", style="cyan", no_wrap=True)
+    for title in ("error %", "reference %", "difference", "batch statistics %"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(
+            row.corruption,
+            _number(row.error),
+            _number(row.reference),
+            _number(row.difference, "+.1f"),
+            _number(row.bn_error),
+        )
+    mean = [_mean([getattr(row, key) for row in rows]) for key in ("error", "reference", "difference", "bn_error")]
+    table.add_row("mean", *(_number(m, "+.1f" if i == 2 else ".1f") for i, m in enumerate(mean)), style="bold")
+    console.print(table)
+    if out is not None:
+        write_rows(rows, out, _command(), device)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _command() -> str:
+    import shlex
+    import sys
+
+    return shlex.join(["slomofast", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
