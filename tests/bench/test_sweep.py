@@ -219,16 +219,6 @@ def test_estimates_come_from_records_or_calibration(tiny: Job, tmp_path) -> None
 # other processes
 
 
-def test_worker_processes_give_the_same_records(tiny: Job, tmp_path) -> None:
-    sweep = small_sweep(tiny, ("source", "bn", "tent", "slomo_fast"))
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    run_sweep(sweep, here, InProcess(threads=1), CPU)
-    heard = Heard()
-    summary = run_sweep(sweep, there, Processes(2, threads=1), CPU, heard)
-    assert summary.ran == 4 and len(heard.records) == 4 and heard.progress
-    assert contents(here) == contents(there)
-
-
 class Assassin(Heard):
     """Kills the worker that runs a job as soon as it has made some steps, a number of times."""
 
@@ -245,29 +235,28 @@ class Assassin(Heard):
             time.sleep(0.1)
 
 
-def test_a_killed_worker_costs_nothing_but_time(tiny: Job, tmp_path) -> None:
-    job = dataclasses.replace(tiny, setting="cyclic")
-    sweep = Sweep("killed", "", (job,))
+def test_worker_processes_give_the_same_records_even_when_killed(tiny: Job, tmp_path) -> None:
+    long = dataclasses.replace(tiny, setting="cyclic")
+    sweep = Sweep(
+        "killed", "", (long, dataclasses.replace(tiny, method="bn"), dataclasses.replace(tiny, method="source"))
+    )
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     run_sweep(sweep, here, InProcess(threads=1), CPU)
-    assassin = Assassin(resolve(job).id, kills=1)
-    summary = run_sweep(sweep, there, Processes(1, threads=1), CPU, assassin)
-    assert summary.ran == 1 and assassin.starts == [resolve(job).id] * 2
+    assassin = Assassin(resolve(long).id, kills=1)
+    summary = run_sweep(sweep, there, Processes(2, threads=1), CPU, assassin)
+    assert summary.ran == 3 and len(assassin.records) == 3
+    assert assassin.starts.count(resolve(long).id) == 2
     assert contents(here) == contents(there)
 
 
-def test_a_job_that_kills_every_worker_is_given_up(tiny: Job, tmp_path) -> None:
-    assassin = Assassin(resolve(tiny).id, kills=99)
-    sweep = Sweep("deadly", "", (tiny,))
-    summary = run_sweep(
-        sweep,
-        Store(tmp_path),
-        Processes(1, threads=1),
-        RunOptions(device="cpu", checkpoint_every=0, notify_every=0.0),
-        assassin,
-    )
-    assert not summary.ok and "died 3 times" in summary.failed[0][2]
-    assert Store(tmp_path).row(resolve(tiny).id).status == "failed"
+def test_a_job_that_kills_every_worker_is_given_up(tiny: Job, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("slomofast.bench.executors.LIVES", 1)
+    assassin = Assassin(resolve(tiny).id, kills=9)
+    options = RunOptions(device="cpu", notify_every=0.0)
+    summary = run_sweep(Sweep("deadly", "", (tiny,)), Store(tmp_path), Processes(1, threads=1), options, assassin)
+    assert not summary.ok and "died 1 times (last exit code -9)" in summary.failed[0][2]
+    row = Store(tmp_path).row(resolve(tiny).id)
+    assert row is not None and row.status == "failed"
 
 
 def test_executors_refuse_nonsense() -> None:

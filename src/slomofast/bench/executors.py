@@ -216,9 +216,16 @@ def _serve(pipe: Connection, setup: _Setup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     prepare_worker(setup.threads, setup.plugins, setup.path)
     store = Store(setup.store)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+
+    def notify(progress: Progress) -> None:
+        try:
+            pipe.send(progress)
+        except OSError:
+            os._exit(1)  # the parent is gone; raising here would record the job as failed
+
+    with contextlib.suppress(EOFError, OSError):
         while True:
-            pipe.send(keep(attempt(pipe.recv(), store, setup.options, pipe.send), store))
+            pipe.send(keep(attempt(pipe.recv(), store, setup.options, notify), store))
 
 
 def prepare_worker(threads: int, plugins: Iterable[str], path: Iterable[str] = ()) -> None:

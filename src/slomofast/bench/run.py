@@ -197,6 +197,8 @@ class _Run:
         self.forward: float | None = None
         if "cost" in job.metrics:
             images = self.stream.batch(0).images
+            if job.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
             self.forward = forward_seconds(model, images, job.precision)
         self.curve = Curve.for_stream(self.stream)
         self.diagnostics = Diagnostics()
