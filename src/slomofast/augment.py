@@ -133,7 +133,8 @@ def adjust_hue(x: Tensor, shift: Tensor | float) -> Tensor:
     hue = torch.where(high == r, (g - b) / safe, torch.where(high == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe))
     turned = hue + 6.0 * (shift.squeeze(1) if isinstance(shift, Tensor) else shift)
     # channel n of an HSV colour is V - chroma * clip(min(k, 4 - k), 0, 1) with k = (n + hue) mod 6
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=x.device)[None, :, None, None]
+    # (5, 3, 1), made on the device: a tensor made of Python numbers would be copied there, and the host would wait
+    offsets = (5.0 - 2.0 * torch.arange(3, device=x.device))[None, :, None, None]
     k = (offsets + turned[:, None]) % 6.0
     return high[:, None] - chroma[:, None] * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
 
