@@ -16,7 +16,7 @@ from slomofast.core.rng import Rng
 from slomofast.core.split import split
 from slomofast.testing import CLASSES, batches, tiny_net
 
-SIGMA, DELTA, K, PRUNE, TAU, R, ALPHA, SLOW_LR = 0.06, 0.0, 3, 2, 0.1, 0.05, 0.5, 0.005
+SIGMA, DELTA, K, PRUNE, TAU, R, ALPHA, SLOW_LR = 0.065, 0.0, 3, 2, 0.1, 0.05, 0.5, 0.01
 OPTIONS = {
     "entropy_threshold": SIGMA,
     "change_threshold": DELTA,
@@ -25,6 +25,7 @@ OPTIONS = {
     "restore": R,
     "fast_momentum": ALPHA,
     "slow_lr": SLOW_LR,
+    "optimizer": "sgd",  # Adam would blow rounding up where a gradient is nearly zero; its own test compares it
     "preset": "paper",
 }
 
@@ -54,10 +55,13 @@ class SlowSloMoFast:
         self.rng = Rng(0, torch.device("cpu"))
         self.projector = projector(whole.head.in_features, 128, self.rng)  # type: ignore[arg-type]
         self.queues: list[list[tuple[float, Tensor]]] = [[] for _ in range(CLASSES)]
-        self.student_optimizer = torch.optim.Adam([p for p in self.student.parameters() if p.requires_grad], lr=lr)
-        self.slow_optimizer = torch.optim.Adam(
-            [{"params": norm_parameters(self.slow), "lr": SLOW_LR}, {"params": self.projector.parameters(), "lr": 1e-2}]
-        )
+        moved = [p for p in self.student.parameters() if p.requires_grad]
+        self.student_optimizer = torch.optim.SGD(moved, lr=lr, momentum=0.9, nesterov=True)
+        groups = [
+            {"params": norm_parameters(self.slow), "lr": SLOW_LR},
+            {"params": list(self.projector.parameters()), "lr": 1e-2},
+        ]
+        self.slow_optimizer = torch.optim.SGD(groups, momentum=0.9, nesterov=True)
         self.steps = 0
 
     def step(self, x: Tensor) -> Tensor:
@@ -89,7 +93,7 @@ class SlowSloMoFast:
             for teacher, student in zip(self.fast.parameters(), self.student.parameters(), strict=True):
                 teacher.copy_(ALPHA * teacher + (1 - ALPHA) * student)
 
-        self.slow_optimizer.zero_grad()
+        self.slow_optimizer.zero_grad(set_to_none=False)  # no sample: a zero gradient, not a missing one
         self._slow_loss(x, view, z2, y2, y1, labels, prototypes).backward()
         self.slow_optimizer.step()
         self._restore()
@@ -156,7 +160,7 @@ class SlowSloMoFast:
 
 @pytest.mark.parametrize("kind", ["batch", "layer"])
 @pytest.mark.parametrize("select", ["uncertain", "all"])
-@pytest.mark.parametrize(("method", "part", "lr"), [("slomo_fast", "norm", 0.03), ("slomo_fast_star", "all", 0.02)])
+@pytest.mark.parametrize(("method", "part", "lr"), [("slomo_fast", "norm", 0.3), ("slomo_fast_star", "all", 0.1)])
 def test_some_steps_as_the_slow_version(method: str, part: str, lr: float, select: str, kind: str) -> None:
     net = tiny_net(kind)
     fast = sf.adapt(net, method, lr=lr, **{**OPTIONS, "select": select})

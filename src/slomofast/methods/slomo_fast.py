@@ -167,9 +167,8 @@ class SloMoFastAdapter(Adapter):
 
     @property
     def learns_from_clean(self) -> bool:
-        """Whether the student's pass over the batch as it is needs a gradient."""
-        config = self.config
-        return bool({"fast", "slow"} & set(config.consistency) or config.student_information or config.student_ratio)
+        """Whether the student learns from the batch as it is, or from its augmented view alone."""
+        return bool({"fast", "slow"} & set(self.config.consistency))
 
     def _log_members(self, logits: dict[str, Tensor]) -> None:
         for name, member in logits.items():
@@ -210,11 +209,12 @@ class SloMoFastAdapter(Adapter):
                 total = total + symmetric_cross_entropy(seen, fast)
             if "slow" + suffix in config.consistency:
                 total = total + config.slow_share * symmetric_cross_entropy(seen, slow)
+        learning = student if self.learns_from_clean else views["_aug"]
         if config.student_ratio:
-            total = total + config.student_ratio * soft_likelihood_ratio(student)
+            total = total + config.student_ratio * soft_likelihood_ratio(learning)
         loss = (weight * total).mean()
         if config.student_information:
-            loss = loss + config.student_information * information_maximisation(student)
+            loss = loss + config.student_information * information_maximisation(learning)
         self.log("loss_student", loss)
         return loss
 
