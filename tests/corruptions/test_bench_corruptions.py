@@ -87,7 +87,8 @@ def test_sample_images_are_lively() -> None:
 
 def test_fidelity_measures_the_error_on_our_corruptions(pack: Path) -> None:
     model = Mean().eval()
-    reference = [50.0, 40.0]
+    reference, names = [50.0, 40.0], ("brightness", "contrast")
+    rows = list(run_fidelity(pack, model, reference, batch_statistics=True, names=names, batch_size=7))
     from slomofast.data import open_data
 
     data = open_data(f"pack:{pack}")
