@@ -54,7 +54,7 @@ def imagenet_wnids() -> list[str]:
     except ImportError as error:
         raise ConfigError(
             "this set has a part of the network's 1000 classes; pass wnids= (a file with the 1000 wnids in order, or "
-            "the folder of an ImageNet split) so that the logits can be cut to them, or pip install timm, which knows them"
+            "the folder of an ImageNet split) so that the logits can be cut to them, or install timm, which knows them"
         ) from error
     return read_wnids(ImageNetInfo("imagenet-1k").label_names())
 

@@ -132,9 +132,10 @@ def open_data(spec: str, **options: Any) -> DataSet:
     elif info.folder:
         where = data_home() / info.folder
         if not where.exists():
-            raise DataError(
-                f"{kind} is not at {where}; write {kind}:<path>, or fetch it with `slomofast data get {kind}`"
-            )
+            from slomofast.data.download import ARCHIVES
+
+            fetching = f", or fetch it with `slomofast data get {kind}`" if kind in ARCHIVES else ""
+            raise DataError(f"{kind} is not at {where}; write {kind}:<path>{fetching}")
     else:
         raise ConfigError(f"{kind} needs a path: write {kind}:<path>")
     return info.make(path=where, **options)

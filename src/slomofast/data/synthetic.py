@@ -149,7 +149,7 @@ def _draw_block(split: str, block: int) -> Tensor:
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-_block = lru_cache(maxsize=256)(_draw_block)
+_block = lru_cache(maxsize=40)(_draw_block)
 
 
 def glyph_labels(split: str, index: np.ndarray) -> np.ndarray:
