@@ -130,3 +130,12 @@ def test_source_data_counts_only_where_it_is_used(tiny: Job) -> None:
     assert resolve(named).id == resolve(tiny).id
     with pytest.raises(SlomofastError, match="not/there"):
         resolve(dataclasses.replace(named, method="eata"))
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "held"), [(None, 10_000, 1000), (2000, 10_000, 200), (300, 10_000, 100), (30, 60, 6)]
+)
+def test_how_much_is_held_out(tiny: Job, images: int | None, size: int, held: int) -> None:
+    job = dataclasses.replace(tiny, images_per_domain=images, data_options={"size": size}, metrics=("forgetting",))
+    assert round(resolve(job).held_out * size) == held
+    assert resolve(dataclasses.replace(job, metrics=("error",))).held_out == 0

@@ -87,7 +87,7 @@ def stream_length(resolved: Resolved) -> int:
         images_per_domain=job.images_per_domain,
         severity=job.severity,
         domains=job.domains,
-        held_out=job.held_out,
+        held_out=resolved.held_out,
         source_errors=dict.fromkeys(data.domains, 0.0),
         matrices=_AnyMatrix(),
     ).total

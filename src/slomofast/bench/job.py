@@ -20,6 +20,7 @@ METRICS = ("error", "adaptation", "forgetting", "recovery", "calibration", "cost
 DEFAULT_METRICS = ("error", "calibration", "cost")
 PRECISIONS = ("fp32", "bf16")
 HELD_OUT = 0.1  # share of each domain kept out of the stream when forgetting is measured
+HELD_OUT_IMAGES = 100  # as many are kept out, if there are, of streams too short for that share to mean much
 _ID_LENGTH = 16
 
 
@@ -75,11 +76,6 @@ class Job:
         object.__setattr__(self, "metrics", tuple(m for m in METRICS if m in (*self.metrics, "error")))
 
     @property
-    def held_out(self) -> float:
-        """Share of each domain's images that the stream leaves out, for measuring forgetting on them."""
-        return HELD_OUT if "forgetting" in self.metrics else 0.0
-
-    @property
     def title(self) -> str:
         """A few words for progress displays."""
         options = "".join(f" {k}={v}" for k, v in self.options.items())
@@ -111,6 +107,18 @@ class Resolved:
     model: dict[str, Any]
     fingerprints: dict[str, str]
 
+    @property
+    def held_out(self) -> float:
+        """Share of each domain's images that the stream leaves out, for measuring forgetting on them.
+
+        A tenth of the data; for shortened streams less, since looking at the sample would take longer than the stream.
+        """
+        if "forgetting" not in self.job.metrics:
+            return 0.0
+        size = self.data["size"]
+        enough = max(HELD_OUT_IMAGES, HELD_OUT * (self.job.images_per_domain or size))
+        return min(HELD_OUT, enough / size)
+
     def describe(self) -> dict[str, Any]:
         """The `job` part of a record."""
         rest = {k: v for k, v in self.job.to_dict().items() if k not in _REPLACED}
@@ -122,7 +130,7 @@ class Resolved:
             "data": self.data,
             "model": self.model,
             **rest,
-            "held_out": self.job.held_out,
+            "held_out": self.held_out,
         }
 
 

@@ -173,7 +173,7 @@ class _Run:
             images_per_domain=job.images_per_domain,
             severity=job.severity,
             domains=job.domains,
-            held_out=job.held_out,
+            held_out=resolved.held_out,
             device=self.device,
             **facts,
         )
@@ -202,7 +202,7 @@ class _Run:
             self.forward = forward_seconds(model, images, job.precision)
         self.curve = Curve.for_stream(self.stream)
         self.diagnostics = Diagnostics()
-        self.probe = ForgettingProbe(self.stream) if job.held_out else None
+        self.probe = ForgettingProbe(self.stream) if resolved.held_out else None
         self.position = 0
         self.seconds = 0.0
         self.interruptions = 0

@@ -281,7 +281,7 @@ def broken_record(job: Job, reason: str) -> Record:
         id=unresolved_id(job),
         options=options,
         setting={"name": job.setting, **job.setting_options},
-        data={"spec": job.data, "name": re.split(r"[:/]", job.data)[0]},
+        data={"spec": job.data, "name": re.split(r"[:/]", job.data)[0], "size": job.images_per_domain or 1},
         model={"name": job.model, "weights": [Path(w).name for w in job.weights]},
         fingerprints={},
     )

@@ -64,7 +64,7 @@ def demo(
         console.print(scores.table())
     console.print(f"\nerror %, lower is better; {time.monotonic() - begun:.0f} s\n", highlight=False)
     for line in conclusions(records):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     console.print()
     for what, path in pictures(records, store.path, out).items():
         console.print(f"{what:8} {path}", highlight=False, soft_wrap=True)
@@ -79,11 +79,11 @@ def demo_job(method: str, seed: int, quick: bool) -> Job:
         setting="cyclic",
         setting_options={"cycles": CYCLES},
         data="glyphs",
-        data_options={"size": 40 if quick else 10_000},
+        data_options={"size": 40 if quick else 1000},
         model="glyphs",
         seed=seed,
         batch_size=20 if quick else 100,
-        images_per_domain=20 if quick else 500,
+        images_per_domain=20 if quick else 800,
         domains=("gaussian_noise", "fog", "contrast") if quick else None,
         metrics=("error", "recovery", "adaptation", "calibration", "cost"),
     )
