@@ -30,10 +30,12 @@ BATCH = 12
 SIDE = 12
 
 OPTIONS: dict[str, dict[str, object]] = {
-    "rdumb": {"interval": 5},
+    "eta": {"redundancy_margin": 0.8},
+    "rdumb": {"interval": 5, "redundancy_margin": 0.8},
     "rotta": {"update_every": 24, "teacher_momentum": 0.5},
+    "sar": {"lr": 1e-2, "reset_below": 0.1},
 }
-"""Options other than the defaults, for methods too slow to show anything in eight small batches."""
+"""Options other than the defaults, for methods that would show little of themselves in eight small batches."""
 
 Trace = dict[str, list[list[float]]]
 
