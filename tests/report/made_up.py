@@ -101,10 +101,10 @@ def make_record(
         name: [] for name in ("position", "segment", "cycle", "visit", "domain", "severity", "count", "wrong", "nll")
     }
     curve |= {"seconds": [], "entropy": [], "by_domain": []}
-    segments, progress, visits = [], dict.fromkeys(range(-1, len(DOMAINS)), 0.0), {}
+    segments, progress, visit = [], dict.fromkeys(range(-1, len(DOMAINS)), 0.0), -1
     per_segment = max(1, batches // 3) if fields["name"] == "gradual" else batches
     for number, (domain, severity, cycle) in enumerate(order):
-        visits[domain] = visits.get(domain, -1) + 1
+        visit += number == 0 or (domain, cycle) != (order[number - 1][0], order[number - 1][2])
         name = "mixed" if domain < 0 else DOMAINS[domain]
         segments.append(
             {
@@ -112,7 +112,7 @@ def make_record(
                 "domain": None if domain < 0 else name,
                 "severity": severity,
                 "cycle": cycle,
-                "visit": visits[domain],
+                "visit": visit,
                 "start": len(curve["position"]),
                 "steps": per_segment,
             }
@@ -131,7 +131,7 @@ def make_record(
             curve["position"].append(position)
             curve["segment"].append(number)
             curve["cycle"].append(cycle)
-            curve["visit"].append(visits[domain])
+            curve["visit"].append(visit)
             curve["domain"].append(domain)
             curve["severity"].append(severity)
             curve["count"].append(sum(counts))
@@ -144,7 +144,8 @@ def make_record(
         progress[domain] = learnt
     cycles = max(c for _, _, c in order) + 1
     curve |= {name: [[10] * 15] * cycles for name in ("bins_count", "bins_confidence", "bins_correct")}
-    curve |= {"domains": DOMAINS, "groups": GROUPS}
+    curve |= {"bins_cycles": list(range(cycles)), "domains": DOMAINS, "groups": GROUPS}
+    curve |= {"rule": "samples" if fields["name"] == "ccc" else "segments", "peak_bytes": None}
 
     record: dict[str, Any] = {
         "format": 1,
@@ -268,6 +269,18 @@ def showcase() -> Iterator[dict[str, Any]]:
         for level in ("easy", "medium", "hard"):
             yield make_record(method, {"name": "ccc", "level": level}, "imagenet_c", seed=seed, batches=6)
     yield make_record("tent", seed=7) | {"status": "failed", "reason": "out of memory", "curve": None, "metrics": {}}
+
+
+def small() -> Iterator[dict[str, Any]]:
+    """A store with a little of everything that is quick to build: two settings with returns, one without."""
+    for method, setting, seed in product(
+        ("source", "tent", "roid", "slomo_fast"), ("continual", "cyclic", "mixed"), (0, 1)
+    ):
+        mapped = "features" if (setting, method, seed) == ("cyclic", "slomo_fast", 0) else None
+        yield make_record(method, setting, seed=seed, batches=6, forgetting=setting == "cyclic", prototypes=mapped)
+    for method in ("source", "tent"):
+        yield make_record(method, "continual", "glyphs", batches=4)
+    yield make_record("tent", overrides={"lr": 0.01}, batches=6)
 
 
 def many(count: int, batches: int = 5) -> Iterator[dict[str, Any]]:

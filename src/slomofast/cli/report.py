@@ -36,7 +36,8 @@ def report(
         console.print(f"[yellow]skipped[/] {escape(file)}: {escape(why)}", highlight=False)
     if len(reading.problems) > 20:
         console.print(f"[yellow]skipped[/] {len(reading.problems) - 20:,} more files; the page names them")
-    done = f"{len(reading.runs):,} records" if reading.runs else "[yellow]no finished record[/]"
+    count = len(reading.runs)
+    done = f"{count:,} record{'s' * (count != 1)}" if count else "[yellow]no finished record[/]"
     failed = f", {len(reading.failures):,} failed" if reading.failures else ""
     console.print(f"{done}{failed} in {escape(str(runs))}", highlight=False)
     console.print(f"[bold]{escape(str(page))}[/]", highlight=False, soft_wrap=True)
