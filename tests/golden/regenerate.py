@@ -33,7 +33,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "eta": {"redundancy_margin": 0.8},
     "rdumb": {"interval": 5, "redundancy_margin": 0.8},
     "rotta": {"update_every": 24, "teacher_momentum": 0.5},
-    "sar": {"lr": 1e-2, "reset_below": 0.1},
+    "sar": {"reset_below": 0.05},
 }
 """Options other than the defaults, for methods that would show little of themselves in eight small batches."""
 
