@@ -54,26 +54,24 @@ def canny_edges(levels: Tensor) -> Tensor:
     # A pixel stays when it exceeds one neighbour across the edge and is no weaker than the other.
     falling = (strength > neighbour(-1, -1)) & (strength > neighbour(1, 1))
     rising = (strength > neighbour(-1, 1)) & (strength > neighbour(1, -1))
-    peak = torch.where(
-        horizontal,
-        (strength > neighbour(0, -1)) & (strength >= neighbour(0, 1)),
-        torch.where(
-            vertical,
-            (strength > neighbour(-1, 0)) & (strength >= neighbour(1, 0)),
-            torch.where(same_sign, falling, rising),
-        ),
-    )
+    sideways = (strength > neighbour(0, -1)) & (strength >= neighbour(0, 1))
+    upright = (strength > neighbour(-1, 0)) & (strength >= neighbour(1, 0))
+    slanted = (same_sign & falling) | (~same_sign & rising)
+    peak = (horizontal & sideways) | (vertical & upright) | (~horizontal & ~vertical & slanted)
     candidate = peak & (strength > _LOW)
     edge = candidate & (strength > _HIGH)
-    for _ in range(min(64, size)):
-        edge = (F.max_pool2d(edge.float(), 3, stride=1, padding=1) > 0) & candidate
+    for _ in range(64):
+        grown = (F.max_pool2d(edge.float(), 3, stride=1, padding=1) > 0) & candidate
+        if torch.equal(grown, edge):
+            break
+        edge = grown
     return edge
 
 
 def distance_to(marked: Tensor) -> Tensor:
     """Euclidean distance in pixels to the nearest marked pixel, exact up to 20, at least 20 beyond."""
     far = float(_FARTHEST + 1)
-    line = torch.where(marked, torch.zeros((), device=marked.device), torch.full((), far, device=marked.device))
+    line = (~marked).float() * far
     for _ in range(_FARTHEST):
         padded = F.pad(line, (1, 1, 0, 0), value=far)
         line = torch.minimum(line, torch.minimum(padded[..., :-2], padded[..., 2:]) + 1)
