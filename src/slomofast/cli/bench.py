@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Measure speed and fidelity of the library's parts.")
     bench.command("corruptions")(corruptions)
     bench.command("fidelity")(fidelity)
+    bench.command("steps")(steps)
     app.add_typer(bench, name="bench")
 
 
@@ -61,6 +62,60 @@ def corruptions(
     console.print(table)
     if out is not None:
         write_rows(rows, out, _command(), device)
+
+
+def steps(
+    methods: Annotated[str | None, typer.Option(help="Names separated by commas; all if not given.")] = None,
+    model: Annotated[str, typer.Option(help="Source network.")] = "glyphs",
+    weights: Annotated[list[Path] | None, typer.Option(help="Its weights; repeat for parts.")] = None,
+    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 200,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, or both separated by a comma.")] = "fp32",
+    compile: Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")] = False,
+    repeats: Annotated[int, typer.Option(help="Timed steps.")] = 20,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="CSV file the rows are appended to.")] = None,
+) -> None:
+    """Time one step of each method, in milliseconds and in plain forward passes of the same run and precision."""
+    import torch
+    from rich.table import Table
+
+    from slomofast.bench.run import environment
+    from slomofast.bench.steps import step_cost, write_costs
+    from slomofast.cli._options import split_names
+    from slomofast.cli._shared import console
+    from slomofast.core.errors import SlomofastError
+    from slomofast.core.registry import list_methods
+    from slomofast.models import load_source
+
+    network = load_source(model, weights or None).to(device)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(batch_size, 3, size, size, generator=generator).to(device)
+    with torch.no_grad():
+        classes = network(images[:2]).shape[1]
+
+    def source() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        labels = torch.randint(0, classes, (4, batch_size), generator=generator)
+        return [(torch.rand(images.shape, generator=generator), row) for row in labels]
+
+    facts = environment(torch.device(device))
+    kept = {"model": model, "command": _command(), "commit": str(facts["commit"] or ""), "device": str(facts["device"])}
+    table = Table("method", "precision", "ms", "p95", "x forward", "MiB", "first call s", box=None, header_style="bold")
+    for kind in split_names(precision):
+        for name in split_names(methods) or list_methods():
+            try:
+                cost = step_cost(network, images, name, precision=kind, compile=compile, steps=repeats, source=source)
+            except (SlomofastError, torch.cuda.OutOfMemoryError) as error:
+                console.print(f"[yellow]{name}[/]: {error}", highlight=False)
+                continue
+            table.add_row(
+                name, kind, f"{cost.milliseconds:.1f}", f"{cost.p95:.1f}", f"{cost.multiple:.2f}",
+                f"{cost.peak_mib:.0f}", f"{cost.first_call_seconds:.1f}",
+            )  # fmt: skip
+            console.print(f"{name} {kind}: {cost.milliseconds:.1f} ms, {cost.multiple:.2f} x", highlight=False)
+            if out is not None:
+                write_costs(out, [cost], kept)
+    console.print(table)
 
 
 def fidelity(
