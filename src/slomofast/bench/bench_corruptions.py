@@ -32,6 +32,7 @@ class SpeedRow:
         corruption: its name.
         images: images that were corrupted.
         seconds: for all of them, tables and textures already made.
+        cpu_seconds: processor time of the same work, which does not grow when others use the machine.
         images_per_second: of this library.
         other_images_per_second: of the package `imagecorruptions`, one image at a time; None when not compared.
         note: why there is no comparison, if one was asked for.
@@ -40,6 +41,7 @@ class SpeedRow:
     corruption: str
     images: int
     seconds: float
+    cpu_seconds: float
     images_per_second: float
     other_images_per_second: float | None = None
     note: str = ""
@@ -101,22 +103,23 @@ def run_corruption_benchmark(
         other = _other_package() if compare else None
         for name in names:
             corrupt(batch[: min(images, 64)], name, severity)
-            seconds = _timed(partial(corrupt, batch, name, severity), where)
+            seconds, cpu_seconds = _timed(partial(corrupt, batch, name, severity), where)
             rate, note = (None, "") if other is None else _time_other(other, batch, name, severity)
-            yield SpeedRow(name, images, seconds, images / seconds, rate, note)
+            yield SpeedRow(name, images, seconds, cpu_seconds, images / seconds, rate, note)
     finally:
         torch.set_num_threads(before)
 
 
-def _timed(work: Callable[[], object], device: torch.device) -> float:
+def _timed(work: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Wall-clock and processor seconds of one call."""
     if device.type == "cuda":
         work()  # kernels are loaded on first use
         torch.cuda.synchronize(device)
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu_start
 
 
 def _other_package() -> Callable[..., np.ndarray] | str:

@@ -44,12 +44,13 @@ def corruptions(
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("corruption", style="cyan", no_wrap=True)
     table.add_column("seconds", justify="right")
+    table.add_column("CPU seconds", justify="right")
     table.add_column("images/s", justify="right")
     if compare:
         table.add_column("imagecorruptions images/s", justify="right")
         table.add_column("times faster", justify="right")
     for row in rows:
-        cells = [row.corruption, f"{row.seconds:.3f}", f"{row.images_per_second:,.0f}"]
+        cells = [row.corruption, f"{row.seconds:.3f}", f"{row.cpu_seconds:.3f}", f"{row.images_per_second:,.0f}"]
         if compare and row.other_images_per_second:
             cells += [
                 f"{row.other_images_per_second:,.1f}",
@@ -58,7 +59,8 @@ def corruptions(
         elif compare:
             cells += [row.note, ""]
         table.add_row(*cells)
-    table.add_row("total", f"{sum(row.seconds for row in rows):.3f}", style="bold")
+    wall, cpu = sum(row.seconds for row in rows), sum(row.cpu_seconds for row in rows)
+    table.add_row("total", f"{wall:.3f}", f"{cpu:.3f}", style="bold")
     console.print(table)
     if out is not None:
         write_rows(rows, out, _command(), device)
@@ -121,7 +123,7 @@ def steps(
 def fidelity(
     pack: Annotated[Path, typer.Option(help=".npz pack of clean images.")],
     weights: Annotated[list[Path], typer.Option(help="Weights of the source network; repeat for parts.")],
-    model: Annotated[str, typer.Option(help="Name of the source network.")] = "wrn28_10",
+    model: Annotated[str, typer.Option(help="Name of the source network.")] = "wrn_28_10",
     reference: Annotated[str | None, typer.Option(help="Reference errors: numbers, or a .json or .csv file.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     severity: Annotated[float, typer.Option(help="Strength in [0, 5].")] = 5,
