@@ -10,7 +10,7 @@ from torch import nn
 import slomofast as sf
 from slomofast.bench import Job, RunOptions, Store, comparable, evaluate, resolve, run_job
 from slomofast.bench import run as run_module
-from slomofast.bench.cost import cost_figures, forward_seconds
+from slomofast.bench.cost import Yardstick, cost_figures, forward_seconds
 from slomofast.bench.outcome import out_of_memory
 from slomofast.bench.parts import job_data, job_model, pick_device, restricted
 from slomofast.bench.run import attempt
@@ -233,3 +233,12 @@ def test_forward_time_grows_with_the_batch(tiny: Job) -> None:
     model = job_model(tiny)
     small, large = (forward_seconds(model, torch.rand(n, 3, 32, 32), "fp32", repeats=3) for n in (2, 64))
     assert 0 < small < large
+
+
+def test_the_yardstick_is_laid_on_again_during_the_stream(tiny: Job) -> None:
+    yardstick = Yardstick(job_model(tiny), torch.rand(4, 3, 32, 32), "fp32")
+    before = len(yardstick.times)
+    for position in range(45):
+        yardstick.update(position)
+    assert len(yardstick.times) == before + 2
+    assert min(yardstick.times) <= yardstick.seconds <= max(yardstick.times)

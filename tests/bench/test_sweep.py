@@ -119,8 +119,9 @@ def test_paths_are_filled_in_and_replaced() -> None:
 
 
 def test_methods_not_installed_can_be_left_out() -> None:
-    jobs = parse_sweep(FILE.replace('"bn"', '"not_there_yet"'), skip_unknown=True).jobs
-    assert {j.method for j in jobs} == {"source", "tent"}
+    sweep = parse_sweep(FILE.replace('"bn"', '"not_there_yet"'), skip_unknown=True)
+    assert {j.method for j in sweep.jobs} == {"source", "tent"}
+    assert sweep.missing == ("not_there_yet",)
 
 
 PRESETS = [
@@ -137,7 +138,7 @@ def test_presets_are_all_there() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_read_and_explain_themselves(name: str) -> None:
-    sweep = load_preset(name, skip_unknown=True)
+    sweep = load_preset(name)
     assert sweep.title == name and sweep.about
     assert len(sweep.jobs) >= 5
     assert preset_text(name).startswith("#")

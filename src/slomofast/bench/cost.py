@@ -14,17 +14,17 @@ from slomofast.bench.evaluate import Seconds
 WARM_UP = 3  # steps whose time says more about caches and allocators than about the method
 
 
-@torch.no_grad()
 def forward_seconds(model: nn.Module, images: Tensor, precision: str, repeats: int = 5) -> float:
-    """Median time of one plain forward pass of the source network on a batch, in the run's precision.
+    """Median time of one plain forward pass of a network on a batch, in a precision."""
+    return statistics.median(_forward_times(model, images, precision, repeats))
 
-    This is the yardstick for `forward_multiple`: measured in the same process, just before the stream.
-    """
+
+@torch.no_grad()
+def _forward_times(model: nn.Module, images: Tensor, precision: str, repeats: int, warm_up: int = 2) -> list[float]:
     device = images.device
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
     times: list[float] = []
-    with autocast:
-        for number in range(2 + repeats):
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        for number in range(warm_up + repeats):
             if device.type == "cuda":
                 clock = Seconds(device)
                 model(images)
@@ -33,11 +33,35 @@ def forward_seconds(model: nn.Module, images: Tensor, precision: str, repeats: i
                 start = time.perf_counter()
                 model(images)
                 elapsed = time.perf_counter() - start
-            if number >= 2:
+            if number >= warm_up:
                 times.append(elapsed)
             if sum(times) > 2.0:
                 break
-    return statistics.median(times)
+    return times
+
+
+class Yardstick:
+    """The time of a plain forward pass of the source network, measured in the run it is compared with.
+
+    On a CPU, whose speed depends on what else the machine does, the pass is repeated now and then during the stream. A
+    GPU is measured before the stream only, so that the source network does not count in the peak memory.
+    """
+
+    EVERY = 20  # steps between two measurements; costs a plain forward pass a twentieth more
+
+    def __init__(self, model: nn.Module, images: Tensor, precision: str) -> None:
+        self.times = _forward_times(model, images, precision, repeats=5)
+        self._again = (model, images, precision) if images.device.type == "cpu" else None
+
+    def update(self, position: int) -> None:
+        """Measure once more if it is time to, and if this is a CPU."""
+        if self._again is not None and position % self.EVERY == self.EVERY - 1:
+            self.times += _forward_times(*self._again, repeats=1, warm_up=0)
+
+    @property
+    def seconds(self) -> float:
+        """The median so far."""
+        return statistics.median(self.times)
 
 
 def cost_figures(

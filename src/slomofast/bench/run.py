@@ -15,7 +15,7 @@ from torch import Tensor
 
 import slomofast
 from slomofast.bench.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from slomofast.bench.cost import cost_figures, forward_seconds
+from slomofast.bench.cost import Yardstick, cost_figures
 from slomofast.bench.evaluate import Seconds, evaluate, peak_bytes
 from slomofast.bench.job import Job, Resolved, plain
 from slomofast.bench.outcome import collected_warnings, environment, failure, out_of_memory, reason_for
@@ -194,12 +194,12 @@ class _Run:
         )
         if self.adapter.needs_source:
             fit_source(self.adapter, resolved, data, cache)
-        self.forward: float | None = None
+        self.yardstick: Yardstick | None = None
         if "cost" in job.metrics:
             images = self.stream.batch(0).images
             if job.channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)
-            self.forward = forward_seconds(model, images, job.precision)
+            self.yardstick = Yardstick(model, images, job.precision)
         self.curve = Curve.for_stream(self.stream)
         self.diagnostics = Diagnostics()
         self.probe = ForgettingProbe(self.stream) if resolved.held_out else None
@@ -230,6 +230,8 @@ class _Run:
             self.position = step.position + 1
             if self.probe is not None:
                 self.probe.observe(self.adapter, step.position)
+            if self.yardstick is not None:
+                self.yardstick.update(step.position)
             if on_step is not None:
                 on_step(step)
             meter.update(step)
@@ -275,12 +277,12 @@ class _Run:
         metrics: dict[str, Any] = summarise(self.curve, [m for m in job.metrics if m not in ("forgetting", "cost")])
         if self.probe is not None:
             metrics["forgetting"] = forgetting_figures(self.probe.to_dict())
-        if "cost" in job.metrics:
+        if self.yardstick is not None:
             on_gpu = self.device.type == "cuda"
             metrics["cost"] = cost_figures(
                 curve["seconds"],
                 curve["count"],
-                forward=self.forward,
+                forward=self.yardstick.seconds,
                 peak_device=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
                 peak_host=peak_bytes(torch.device("cpu")),
                 trainable_share=self.adapter.trainable_share(),

@@ -33,12 +33,16 @@ _SHARED = _JOB - {"method", "options", "setting", "setting_options", "data"}
 
 @dataclass(frozen=True)
 class Sweep:
-    """A named list of jobs. `plugins` are modules to import first, for methods or data registered by hand."""
+    """A named list of jobs. `plugins` are modules to import first, for methods or data registered by hand.
+
+    `missing` names methods of the file that this installation does not have and that were left out.
+    """
 
     title: str
     about: str
     jobs: tuple[Job, ...]
     plugins: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 class Executor(Protocol):
@@ -77,9 +81,9 @@ def load_sweep(path: str | Path, paths: Mapping[str, str] | None = None, skip_un
     return parse_sweep(text, str(path), paths, skip_unknown)
 
 
-def load_preset(name: str, paths: Mapping[str, str] | None = None, skip_unknown: bool = False) -> Sweep:
-    """The jobs of a preset."""
-    return parse_sweep(preset_text(name), f"preset {name}", paths, skip_unknown)
+def load_preset(name: str, paths: Mapping[str, str] | None = None) -> Sweep:
+    """The jobs of a preset; methods that this installation does not have are left out (`Sweep.missing`)."""
+    return parse_sweep(preset_text(name), f"preset {name}", paths, skip_unknown=True)
 
 
 def parse_sweep(
@@ -111,12 +115,14 @@ def parse_sweep(
     if not grids:
         raise ConfigError(f"{name} has no [[grid]]; add one with methods and settings")
     jobs: dict[str, Job] = {}
+    missing: dict[str, None] = {}
     for number, grid in enumerate(grids, 1):
         where = f"{name}, grid {number}"
         _known(f"entry of {where}", grid, _SHARED | set(_LISTS))
-        for job in _expand({**defaults, **grid}, data_tables, places, where, skip_unknown):
+        for job in _expand({**defaults, **grid}, data_tables, places, where, missing if skip_unknown else None):
             jobs.setdefault(unresolved_id(job), job)
-    return Sweep(content.get("title", name), content.get("about", "").strip(), tuple(jobs.values()), plugins)
+    about = content.get("about", "").strip()
+    return Sweep(content.get("title", name), about, tuple(jobs.values()), plugins, tuple(missing))
 
 
 def _expand(
@@ -124,13 +130,13 @@ def _expand(
     tables: Mapping[str, Mapping[str, Any]],
     places: Mapping[str, str],
     where: str,
-    skip_unknown: bool,
+    missing: dict[str, None] | None,
 ) -> Iterable[Job]:
     axes = {key: _as_list(grid.get(key, default)) for key, default in _AXES.items()}
     if not axes["methods"]:
         raise ConfigError(f'{where} names no methods; add methods = ["source", "slomo_fast"]')
-    methods = _named(axes["methods"], "method", list_methods(), skip_unknown)
-    settings = _named(axes["settings"], "setting", list_settings(True), False)
+    methods = _named(axes["methods"], "method", list_methods(), missing)
+    settings = _named(axes["settings"], "setting", list_settings(True), None)
     common = {k: v for k, v in grid.items() if k in _SHARED}
     for data, (setting, setting_options), (method, options), seed in itertools.product(
         axes["data"], settings, methods, axes["seeds"]
@@ -155,16 +161,23 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _named(entries: list[Any], kind: str, known: Iterable[str], skip_unknown: bool) -> list[tuple[str, dict[str, Any]]]:
-    """`"tent"` and `{name = "tent", lr = 1e-3}` as (name, options); wrong names are refused or left out."""
+def _named(
+    entries: list[Any], kind: str, known: Iterable[str], missing: dict[str, None] | None
+) -> list[tuple[str, dict[str, Any]]]:
+    """`"tent"` and `{name = "tent", lr = 1e-3}` as (name, options).
+
+    Unknown names go to `missing`, or are refused where it is None.
+    """
     known, found = list(known), []
     for entry in entries:
         options = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
         name = options.pop("name", None)
         if name in known:
             found.append((name, options))
-        elif not skip_unknown:
+        elif missing is None:
             raise unknown_name(kind, name, known)
+        else:
+            missing[str(name)] = None
     return found
 
 

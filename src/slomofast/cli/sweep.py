@@ -78,13 +78,15 @@ def sweep(
         print(preset_text(preset), end="")
         return
     places = pairs(path or [], "--path")
-    chosen = load_preset(preset, places, skip_unknown) if preset else load_sweep(file or "", places, skip_unknown)
+    chosen = load_preset(preset, places) if preset else load_sweep(file or "", places, skip_unknown)
     options = RunOptions(device=device, checkpoint_every=checkpoint_every, on_oom=on_oom)
     executor, count = choose_executor(chosen, options, workers, per_gpu, threads, ray)
     store = Store(out)
     with console.status(f"looking at {len(chosen.jobs)} jobs"):
         plan = make_plan(chosen, store, retry_failed)
     console.print(f"[bold]{chosen.title}[/]  {chosen.about}", highlight=False)
+    if chosen.missing:
+        console.print(f"[yellow]not installed here, left out:[/] {', '.join(chosen.missing)}", highlight=False)
     if dry_run:
         _show_plan(plan, store, options, count)
         return
