@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -370,3 +371,28 @@ def test_take_screenshots(open_page: Open, tmp_path: Path) -> None:
         page.wait_for_timeout(300)
         page.screenshot(path=images / f"report-{name}.png")
         assert (images / f"report-{name}.png").stat().st_size > 20_000
+
+
+@pytest.mark.slow
+def test_twenty_thousand_records_open_in_seconds(open_page: Open, tmp_path: Path) -> None:
+    """Also prints what docs/report.md states; run with `-m slow -s`."""
+    made_up.write_store(tmp_path / "runs", made_up.many(20_000))
+    times = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        report = build_report(tmp_path / "runs", tmp_path / "out")
+        times.append(time.perf_counter() - begun)
+    begun = time.perf_counter()
+    page = open_page(report)
+    opened = time.perf_counter() - begun
+    shown = page.evaluate(
+        """() => { const t = performance.now(); const s = $("setting"); s.value = "lifelong";
+          s.dispatchEvent(new Event("change")); return performance.now() - t; }"""
+    )
+    size = report.stat().st_size / 1e6
+    print(
+        f"\nfirst report {times[0]:.1f} s, again {times[1]:.1f} s, {size:.1f} MB, opens in {opened:.1f} s, "
+        f"another setting in {shown:.0f} ms"
+    )
+    assert page.locator("#counts").inner_text().startswith("20,000 records")
+    assert times[1] < times[0] and opened < 10 and shown < 3000 and size < 20

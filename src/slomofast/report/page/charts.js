@@ -113,7 +113,8 @@ function drawShift() {
     }
   }
   const returns = traces.some((t) => t.line.dash === "dot");
-  plot("chart-shift", traces, { xaxis: { title: axisTitle(returns ? "batch after the shift (dotted: domain seen before)" : "batch after the shift") }, yaxis: { title: axisTitle("error %") } },
+  const longest = Math.max(...traces.map((t) => t.x.length));
+  plot("chart-shift", traces, { xaxis: { title: axisTitle(returns ? "batch after the shift (dotted: domain seen before)" : "batch after the shift"), dtick: longest > 12 ? undefined : 1 }, yaxis: { title: axisTitle("error %") } },
     `Line chart of the error after a shift for ${list.length} methods`);
   altTable("alt-shift", "Error in percent after a shift", ["Method", "Visit", "Batch 1", "Batch 5", "Batch 10", "Last"], rows);
 }
@@ -162,7 +163,7 @@ function drawForgetting() {
     unit = "points lost";
     rows = [DATA.records.id.indexOf(f.run)];
     note = "Accuracy on held-out images of each domain (rows) lost since its best, after each visit (columns), in points. Looked at without learning.";
-    scale = [[0, css("--raised")], [1, color(cell.m)]];
+    scale = [[0, css("--grid")], [1, color(cell.m)]];
   } else {
     const domains = [...new Set(cell.visits.map((v) => v[0]))];
     const last = Math.max(...cell.visits.map((v) => v[1]));
@@ -172,7 +173,7 @@ function drawForgetting() {
     z = domains.map((d) => x.map((_, n) => at.get(`${d} ${n}`) ?? null));
     unit = "error %";
     note = "These runs measured nothing on held-out images, so this shows the error at each visit (columns) of a domain (rows): a row that darkens to the right is getting worse.";
-    scale = [[0, css("--raised")], [1, color(cell.m)]];
+    scale = [[0, css("--grid")], [1, color(cell.m)]];
   }
   $("forgetting-note").textContent = note;
   const ids = x.map((_, n) => n);
