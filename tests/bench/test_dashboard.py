@@ -56,7 +56,8 @@ def test_without_a_terminal_it_writes_lines(tiny: Job) -> None:
 def test_long_plans_are_cut_in_the_middle(tiny: Job) -> None:
     jobs = [resolve(dataclasses.replace(tiny, seed=seed)) for seed in range(12)]
     shown = text_of(screen(), plan_table(jobs, Estimator(), limit=4))
-    assert "... 8 more ..." in shown and jobs[0].id in shown and jobs[-1].id in shown and jobs[6].id not in shown
+    assert "8 more" in shown and jobs[0].id[:8] in shown and jobs[-1].id[:8] in shown
+    assert jobs[6].id[:8] not in shown
 
 
 def test_durations_for_people() -> None:

@@ -25,7 +25,7 @@ from slomofast.bench import (
     resolve,
     run_sweep,
 )
-from slomofast.bench.estimate import Estimator, stream_length
+from slomofast.bench.estimate import Estimator, Length, stream_length
 from slomofast.core.errors import ConfigError
 
 CPU = RunOptions(device="cpu", checkpoint_every=2, notify_every=0.0)
@@ -203,11 +203,18 @@ def test_a_job_that_can_start_after_all_replaces_its_failure(tiny: Job, tmp_path
     assert [row.status for row in store.rows().values()] == ["done"]
 
 
+def test_looking_at_held_out_images_counts(tiny: Job) -> None:
+    job = dataclasses.replace(tiny, setting="cyclic", metrics=("forgetting",))
+    length = stream_length(resolve(job))  # six of sixty images, batches of ten; one domain seen, then two
+    assert length.steps == 12 and length.looks == pytest.approx(0.6 * (1 + 2 + 2 + 2))
+
+
 def test_estimates_come_from_records_or_calibration(tiny: Job, tmp_path) -> None:
     store, sweep = Store(tmp_path), small_sweep(tiny, ("source", "tent"))
     plan = make_plan(sweep, store)
     unknown = Estimator()
-    assert stream_length(plan.todo[0]) == 6 and unknown.seconds(plan.todo[0]) != unknown.seconds(plan.todo[0])
+    assert stream_length(plan.todo[0]) == Length(6, 0)
+    assert unknown.seconds(plan.todo[0]) != unknown.seconds(plan.todo[0])
     unknown.calibrate(plan.todo, CPU)
     assert all(0 < unknown.seconds(job) < 60 for job in plan.todo)
     assert not list(tmp_path.glob("*.json"))

@@ -18,6 +18,8 @@ from slomofast.bench.store import Row, Store
 from slomofast.core.errors import SlomofastError
 from slomofast.streams import Stream
 
+_BARE = ("method", "options", "data", "model", "batch_size", "precision", "compile", "channels_last")
+_LOOK = 0.5  # looking at a batch, for the output and each member, in steps; a method's own share lies around this
 _WARM, _TIMED = 1, 3  # steps of a calibration: the first pays for everything that happens once
 
 
@@ -29,8 +31,9 @@ class Estimator:
     `calibrate` runs a few steps of kinds nobody has run. A kind without either is taken as the mean of the others.
     """
 
-    rates: dict[str, float] = field(default_factory=dict)  # kind -> seconds per step
-    lengths: dict[str, int] = field(default_factory=dict)  # job id -> steps
+    rates: dict[str, float] = field(default_factory=dict)  # kind -> seconds per step, all work included
+    calibrated: dict[str, float] = field(default_factory=dict)  # kind -> seconds of a bare step
+    lengths: dict[str, Length] = field(default_factory=dict)  # job id -> length of its stream
 
     @classmethod
     def from_records(cls, rows: Iterable[Row], device: str) -> Estimator:
@@ -46,11 +49,12 @@ class Estimator:
         """Run a few steps of one job of every unknown kind, until `budget` seconds are spent."""
         begun = time.perf_counter()
         for resolved in jobs:
-            kind = _kind_of(resolved.describe())
-            if kind not in self.rates and time.perf_counter() - begun < budget:
+            kind, bare = _kind_of(resolved.describe()), _bare_kind_of(resolved.describe())
+            known = kind in self.rates or bare in self.calibrated
+            if not known and time.perf_counter() - begun < budget:
                 rate = seconds_per_step(resolved, options)
                 if rate is not None:
-                    self.rates[kind] = rate
+                    self.calibrated[bare] = rate
 
     def learn(self, resolved: Resolved, seconds: float) -> None:
         """Take in how long a job really took."""
@@ -58,28 +62,44 @@ class Estimator:
 
     def steps(self, resolved: Resolved) -> int:
         """Batches of the job's stream."""
+        return self._length(resolved).steps
+
+    def seconds(self, resolved: Resolved) -> float:
+        """Expected time of a job; NaN when nothing at all is known."""
+        job, length = resolved.describe(), self._length(resolved)
+        if (rate := self.rates.get(_kind_of(job))) is not None:
+            return rate * length.steps
+        everything = [*self.rates.values(), *self.calibrated.values()]
+        guess = sum(everything) / len(everything) if everything else math.nan
+        return self.calibrated.get(_bare_kind_of(job), guess) * (length.steps + _LOOK * length.looks)
+
+    def _length(self, resolved: Resolved) -> Length:
         if resolved.id not in self.lengths:
             self.lengths[resolved.id] = stream_length(resolved)
         return self.lengths[resolved.id]
 
-    def seconds(self, resolved: Resolved) -> float:
-        """Expected time of a job; NaN when nothing at all is known."""
-        rate = self.rates.get(_kind_of(resolved.describe()))
-        if rate is None:
-            rate = sum(self.rates.values()) / len(self.rates) if self.rates else math.nan
-        return rate * self.steps(resolved)
+
+@dataclass(frozen=True)
+class Length:
+    """Batches to learn from, and held-out images to look at along the way, in batches."""
+
+    steps: int
+    looks: float
 
 
 def _kind_of(job: Mapping[str, object]) -> str:
-    parts = ("method", "options", "data", "model", "batch_size", "precision", "held_out", "compile", "channels_last")
-    return canonical({name: job.get(name) for name in parts})
+    return canonical({name: job.get(name) for name in (*_BARE, "held_out", "setting")})
 
 
-def stream_length(resolved: Resolved) -> int:
-    """Batches of a job's stream, without measuring anything; orders do not change it."""
+def _bare_kind_of(job: Mapping[str, object]) -> str:
+    return canonical({name: job.get(name) for name in _BARE})
+
+
+def stream_length(resolved: Resolved) -> Length:
+    """Length of a job's stream, without measuring anything; orders do not change it."""
     job = resolved.job
     data = job_data(job)
-    return Stream(
+    stream = Stream(
         job_setting(job),
         data,
         batch_size=job.batch_size,
@@ -90,7 +110,15 @@ def stream_length(resolved: Resolved) -> int:
         held_out=resolved.held_out,
         source_errors=dict.fromkeys(data.domains, 0.0),
         matrices=_AnyMatrix(),
-    ).total
+    )
+    looks, seen, last = 0.0, set[int](), None
+    if resolved.held_out:
+        batches = len(stream.held_out_index()) / job.batch_size
+        for segment in stream.segments:
+            seen |= set(segment.domains)
+            looks += batches * len(seen) * (segment.visit != last)
+            last = segment.visit
+    return Length(stream.total, looks)
 
 
 class _AnyMatrix(dict[str, np.ndarray]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -137,20 +136,18 @@ class Dashboard:
 def plan_table(jobs: Sequence[Resolved], estimator: Estimator, limit: int = 40) -> Table:
     """Jobs to run with steps and expected time; long lists are cut in the middle."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns: list[tuple[str, Any]] = [
-        ("id", "left"), ("method", "left"), ("setting", "left"), ("data", "left"), ("model", "left"),
-        ("seed", "right"), ("steps", "right"), ("time", "right"),
-    ]  # fmt: skip
-    for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)
+    for name in ("id", "method", "setting", "data", "model"):
+        table.add_column(name, overflow="fold")
+    for name in ("seed", "steps", "time"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     shown = list(jobs) if len(jobs) <= limit else [*jobs[: limit // 2], None, *jobs[-limit // 2 :]]
     for resolved in shown:
         if resolved is None:
-            table.add_row(f"... {len(jobs) - limit} more ...")
+            table.add_row("...", f"{len(jobs) - limit} more")
             continue
         job = resolved.job
         table.add_row(
-            resolved.id,
+            resolved.id[:8],
             job.method + "".join(f" {k}={v}" for k, v in job.options.items()),
             job.setting + "".join(f" {k}={v}" for k, v in job.setting_options.items()),
             resolved.data["name"],
