@@ -227,7 +227,15 @@ def held_out(order: list[tuple[int, float, int]], keeps: float, rng: np.random.G
                 for d in range(len(DOMAINS))
             ]
         )
-    return {"matrix": rows, "domains": DOMAINS, "visits": [DOMAINS[d] for d, _, _ in order], "mean": 8 * (1 - keeps)}
+    cycles = sorted({c for _, _, c in order})
+    figures = {
+        "final": 8 * (1 - keeps),
+        "mean": 8 * (1 - keeps),
+        "by_cycle": [8 * (1 - keeps) + c / 10 for c in cycles],
+    }
+    members = {"student": {**figures, "matrix": rows}, "slow": {**figures, "matrix": rows[:1] * len(rows)}}
+    places = {"domains": DOMAINS, "visits": [DOMAINS[d] for d, _, _ in order]}
+    return {**figures, "matrix": rows, **places, "members": members if keeps > 0.5 else {}}
 
 
 def clusters(kind: str, rng: np.random.Generator) -> dict[str, Any]:

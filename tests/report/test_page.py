@@ -132,6 +132,10 @@ def test_every_chart_is_drawn_and_described(page: Any) -> None:
     assert len(traces(page, "time")) == 4 and len(traces(page, "cycles")) == 4
     assert page.locator("#chart-forgetting .heatmaplayer image").count() == 1
     assert page.locator("#chart-recovery .barlayer .point").count() == 4
+    before = page.evaluate("document.getElementById('chart-forgetting').data[0].z")
+    page.select_option("#forgetting-method", label="SloMo-Fast: slow")
+    after = page.evaluate("document.getElementById('chart-forgetting').data[0].z")
+    assert before != after and all(not v for row in after for v in row)  # the made-up slow teacher forgets nothing
     bands = page.evaluate("document.getElementById('chart-time').layout.shapes.length")
     assert bands == 30
     assert page.locator("#absent").inner_text() == ""
@@ -334,13 +338,13 @@ def test_searching_and_paging_records(open_page: Open, tmp_path: Path) -> None:
 
 
 def test_hostile_names_stay_text(open_page: Open, tmp_path: Path) -> None:
-    evil = "<img src=x onerror=document.title='owned'></script>"
+    evil = "<b>x</b><img src=x onerror=document.title='owned'></script>"
     record = made_up.make_record("tent", "cyclic", batches=2, warnings=[evil])
     record["job"]["method"] = evil
     made_up.write_store(tmp_path / "runs", [record])
     page = open_page(build_report(tmp_path / "runs", tmp_path / "out", title=evil))
     assert column(page, "ranking-table", 1) == [evil] and page.locator("h1").inner_text() == evil
-    page.locator("#chart-cycles").hover()
+    assert page.locator("#chart-recovery .xtick text").text_content() == evil
     assert page.title() == evil and page.locator("body img").count() == 0
 
 

@@ -125,7 +125,7 @@ def test_cycles_and_levels_and_networks_have_their_tables() -> None:
     specs += [({"name": "ccc", "level": level}, "imagenet_c", None) for level in ("hard", "easy")]
     specs += [("continual", "imagenet_c", model) for model in ("resnet_50", "swin_b")]
     runs = [
-        take_apart(made_up.make_record(m, s, d, model, batches=2), "x")[0]
+        take_apart(made_up.make_record(m, s, d, model, batches=2, forgetting=s == "lifelong"), "x")[0]
         for s, d, model in specs
         for m in ("slomo_fast", "slomo_fast_star")
     ]
@@ -135,7 +135,11 @@ def test_cycles_and_levels_and_networks_have_their_tables() -> None:
     halves = [cell(cyclic, "noise", Cycle=c, Method="SloMo-Fast").value for c in ("1", "2", "avg")]
     assert halves[2] == pytest.approx((halves[0] + halves[1]) / 2)
     assert cell(cyclic, "noise", Cycle="1", Method="SloMo-Fast", Numbers_of="paper").value == 20.41
-    assert tables["lifelong"][0].columns == (*map(str, range(1, 11)), "mean")
+    lifelong = tables["lifelong"][0]
+    assert lifelong.columns == (*map(str, range(1, 11)), "mean")
+    assert {row.labels[0] for row in lifelong.rows} == {"Error %", "Forgetting"}
+    assert cell(lifelong, "10", Figure="Forgetting", Method="SloMo-Fast").value == pytest.approx(8 * 0.2 + 0.9)
+    assert cell(lifelong, "10", Figure="Error %", Method="SloMo-Fast", Numbers_of="paper").value == 11.9
     assert tables["ccc"][0].columns == ("easy", "hard", "mean")
     assert cell(tables["ccc"][0], "hard", Method="SloMo-Fast", Numbers_of="paper").value == 87.9
     assert tables["architectures"][0].columns == ("ResNet-50", "Swin-B")

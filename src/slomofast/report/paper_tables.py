@@ -12,6 +12,7 @@ from slomofast.report import names, reference
 from slomofast.report.aggregate import Cell, Group, all_methods
 from slomofast.report.cost_tables import efficiency
 from slomofast.report.published import OWN, SOURCES, find, interleave, own_entry, printed_cells, printed_row
+from slomofast.report.records import Run
 from slomofast.report.significance import difference, interval_text
 from slomofast.report.tables import OURS, PAPER, Entry, Row, Table, entry_of, ranked
 
@@ -108,29 +109,53 @@ def cyclic(group: Group) -> list[Table]:
 
 
 def lifelong(group: Group) -> list[Table]:
-    """Error from cycle to cycle, for streams that return many times."""
+    """Error, adaptation rate and forgetting from cycle to cycle, for streams that return many times."""
     if group.cycles < 5:
         return []
     columns = (*(str(c + 1) for c in range(group.cycles)), "mean")
     table = Table(
         _identifier("lifelong", group),
         f"Lifelong trajectory: {group.title}",
-        "Error in percent in each cycle over all domains. The paper does not say which data set its trajectory is of.",
-        ("Method", "Numbers of"),
+        "Error in percent over all domains of each cycle; adaptation rate (higher is better) and forgetting in points "
+        "of accuracy where runs recorded them. The paper does not say which data set its trajectory is of, nor the "
+        "units of its rate and ratio.",
+        ("Figure", "Method", "Numbers of"),
         columns,
     )
-    own, below = [], {}
-    for method, cell in group.cells.items():
-        ids = [run.id for run in cell.runs]
-        by_cycle = [[run.cycles[c]["mean"] for run in cell.runs if c < len(run.cycles)] for c in range(group.cycles)]
-        means = [fmean(c["mean"] for c in run.cycles) for run in cell.runs if run.cycles]
-        own.append(Row((method.title, OWN), tuple(entry_of(v, ids) for v in (*by_cycle, means)), OURS))
-        found = None
-        if method.plain and group.comparable and group.data == "cifar10_c":
-            found = reference.find("lifelong", PAPER, method.name, setting=group.setting, metric="error_rate")
-        below[method.title] = printed_row(table, (method.title,), found, columns)
-    table.rows = interleave(own, below)
+    figures = (
+        ("Error %", "error_rate", 1),
+        ("Adaptation rate", "adaptation_rate", 4),
+        ("Forgetting", "forgetting_ratio", 2),
+    )
+    for title, metric, digits in figures:
+        own, below = [], {}
+        for method, cell in group.cells.items():
+            series = [(run.id, s) for run in cell.runs if len(s := _by_cycle(run, metric)) == group.cycles]
+            if not series:
+                continue
+            ids = [name for name, _ in series]
+            values = [[s[c] for _, s in series] for c in range(group.cycles)] + [[fmean(s) for _, s in series]]
+            own.append(Row((title, method.title, OWN), tuple(entry_of(v, ids, digits) for v in values), OURS))
+            found = None
+            if method.plain and group.comparable and group.data == "cifar10_c":
+                found = reference.find("lifelong", PAPER, method.name, setting=group.setting, metric=metric)
+            below[method.title] = printed_row(table, (title, method.title), found, columns)
+        if metric == "adaptation_rate":  # the only figure of which more is better: no marks
+            table.rows += [r for row in own for r in (row, *below[row.labels[1]])]
+        else:
+            table.rows += interleave(own, below, label=1)
     return [table]
+
+
+def _by_cycle(run: Run, metric: str) -> list[float]:
+    """A figure of a run for each of its cycles; empty or shorter where it was not recorded."""
+    if metric == "error_rate":
+        return [cycle["mean"] for cycle in run.cycles]
+    stored = run.metrics.get({"adaptation_rate": "adaptation", "forgetting_ratio": "forgetting"}[metric]) or {}
+    values = stored.get("by_cycle") or []
+    if isinstance(values, dict):
+        values = [values[key] for key in sorted(values, key=int)]
+    return [float(v) for v in values if v is not None]
 
 
 def ccc(groups: Sequence[Group]) -> list[Table]:

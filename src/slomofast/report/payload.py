@@ -166,6 +166,7 @@ def _cell(cell: Cell, group: Group, place: Mapping[Method, int], row_of: Mapping
         "domains": [_mean(cell.domain(d)) for d in group.domains],
         "ece": _mean(_stored(cell, "calibration", "ece")),
         "ms": _mean(_stored(cell, "cost", "milliseconds_median")),
+        "forgotten": _mean(_stored(cell, "forgetting", "final")),
         "multiple": _mean(_stored(cell, "cost", "forward_multiple")),
     }
     if group.cycles > 1:
@@ -207,18 +208,23 @@ def _figures(cell: Cell, shared: bool) -> dict[str, Any]:
 
 
 def _forgetting(cell: Cell) -> dict[str, Any] | None:
-    """Loss of accuracy on held-out images since the best moment, after each visit; of the first run that has it."""
+    """Loss of accuracy on held-out images since the best moment, after each visit; of the first run that has it.
+
+    `rows` is of the method's answers; `members` has the same for its parts (student, teachers) where it has any.
+    """
     for run in cell.runs:
         stored = run.metrics.get("forgetting") or {}
-        rows = stored.get("matrix") or []
-        if not rows:
-            continue
-        values = np.array([[np.nan if v is None else v for v in row] for row in rows], dtype=np.float64)
-        best = np.fmax.accumulate(values, axis=0)
-        lost = best - values
-        cells = [[None if np.isnan(v) else round(float(v), 2) for v in row] for row in lost]
-        return {"rows": cells, "domains": stored["domains"], "visits": stored["visits"], "run": run.id}
+        if stored.get("matrix"):
+            members = {m: _lost(v["matrix"]) for m, v in (stored.get("members") or {}).items() if v.get("matrix")}
+            facts = {"domains": stored["domains"], "visits": stored["visits"], "run": run.id}
+            return facts | {"rows": _lost(stored["matrix"]), "members": members}
     return None
+
+
+def _lost(matrix: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+    values = np.array([[np.nan if v is None else v for v in row] for row in matrix], dtype=np.float64)
+    lost = np.fmax.accumulate(values, axis=0) - values
+    return [[None if np.isnan(v) else round(float(v), 2) for v in row] for row in lost]
 
 
 def _line(run: Run, shared: bool) -> list[float] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -144,11 +145,12 @@ def read_run(path: str | Path) -> Run:
 
 def _read_all(files: list[Path], workers: int | None) -> Iterable[Reading]:
     workers = workers or (min(8, os.cpu_count() or 1) if len(files) >= _PARALLEL_FROM else 1)
-    if workers == 1:
+    # Where processes cannot be forked they would run the caller's script again; reading alone is safer there.
+    if workers == 1 or "fork" not in multiprocessing.get_all_start_methods():
         return [_read_files(files)]
     size = max(50, -(-len(files) // (workers * 8)))
     chunks = [files[i : i + size] for i in range(0, len(files), size)]
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
         return list(pool.map(_read_files, chunks))
 
 

@@ -145,17 +145,23 @@ function drawRecovery() {
 }
 
 function drawForgetting() {
-  const list = cells().filter((cell) => cell.forgetting || cell.visits);
+  /* A method, or one of the networks it keeps. */
+  const list = cells().filter((cell) => cell.forgetting || cell.visits).flatMap((cell) =>
+    [[cell, ""], ...Object.keys(cell.forgetting?.members || {}).map((member) => [cell, member])]);
   $("forgetting").hidden = !list.length;
   if (!list.length) return;
   const select = $("forgetting-method");
   const before = select.value;
-  select.replaceChildren(...list.map((cell) => el("option", { value: cell.m }, title(cell.m))));
-  select.value = list.some((cell) => String(cell.m) === before) ? before : String(list[list.length - 1].m);
-  const cell = list.find((c) => String(c.m) === select.value);
+  const key = ([cell, member]) => `${cell.m} ${member}`;
+  const label = ([cell, member]) => title(cell.m) + (member ? `: ${member}` : "");
+  select.replaceChildren(...list.map((entry) => el("option", { value: key(entry) }, label(entry))));
+  const last = list.filter((entry) => !entry[1]).pop();
+  select.value = list.some((entry) => key(entry) === before) ? before : key(last);
+  const chosen = list.find((entry) => key(entry) === select.value);
+  const [cell, member] = chosen;
   let x, y, z, unit, note, rows = cell.runs, scale;
   if (cell.forgetting) {
-    const f = cell.forgetting;
+    const f = { ...cell.forgetting, rows: member ? cell.forgetting.members[member] : cell.forgetting.rows };
     const seen = f.domains.map((_, d) => f.rows.some((row) => row[d] !== null));
     x = f.visits.map((name, n) => `${n + 1} ${words(name)}`);
     y = f.domains.filter((_, d) => seen[d]).map(words);
@@ -185,8 +191,8 @@ function drawForgetting() {
     margin: { l: 48, r: 8, t: 8, b: 44 },
     xaxis: { title: axisTitle(cell.forgetting ? "after visit" : ""), tickvals: thin(ids), ticktext: thin(ids).map((n) => (cell.forgetting ? String(n + 1) : safe(x[n]))), showgrid: false },
     yaxis: { autorange: "reversed", showgrid: false, tickfont: { size: 11 } },
-  }, `Heat map for ${title(cell.m)}: ${note}`);
-  altTable("alt-forgetting", `${title(cell.m)}: ${unit}`, ["Domain", ...x], y.map((name, n) => [name, ...z[n]]));
+  }, `Heat map for ${label(chosen)}: ${note}`);
+  altTable("alt-forgetting", `${label(chosen)}, ${unit}`, ["Domain", ...x], y.map((name, n) => [name, ...z[n]]));
 }
 function thin(list) {
   const every = Math.max(1, Math.ceil(list.length / (narrow() ? 6 : 15)));

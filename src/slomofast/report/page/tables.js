@@ -97,6 +97,7 @@ function drawRanking() {
       render: (c) => against(c) },
     ...(has("paper") ? [{ title: "Paper", value: (c) => c.published?.paper?.[0], render: (c) => published(c, "paper") }] : []),
     ...(has("benchmark") ? [{ title: "Public benchmark", value: (c) => c.published?.benchmark?.[0], render: (c) => published(c, "benchmark") }] : []),
+    ...(list.some((c) => c.forgotten !== null) ? [{ title: "Forgotten, points", value: (c) => c.forgotten, render: (c) => number(c.forgotten, 2) }] : []),
     ...(list.some((c) => c.ece !== null) ? [{ title: "Calibration error %", value: (c) => c.ece, render: (c) => number(c.ece) }] : []),
     ...(list.some((c) => c.ms !== null) ? [{ title: "ms per batch", value: (c) => c.ms, render: (c) => number(c.ms) }] : []),
     { title: "Seeds", value: (c) => c.runs.length, render: (c) => el("span", { title: recordNames(c.runs, 8) }, String(c.runs.length)) },
@@ -130,7 +131,7 @@ function drawDomains() {
       cellStyle: (c) => shade(c.domains[d]), cellClass: (c) => (list.length > 1 && c.domains[d] === lowest[d] ? "best" : "") })),
     { title: "mean", value: (c) => c.error, render: (c) => number(c.error) },
   ];
-  sortableTable("domain-table", { columns, rows: list, className: "heat", caption: "Percent, in the order of the stream. Darker is worse, bold is the best of a column." });
+  sortableTable("domain-table", { columns, rows: list, className: "heat", caption: "Percent, in the order of the stream. A stronger tint is worse, bold is the best of a column." });
 }
 
 function drawPaperTable() {
