@@ -1,5 +1,8 @@
 """Reading weights: formats, wrappers, parts, mismatches, the normalisation they carry."""
 
+import os
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -105,15 +108,14 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_code_inside_a_checkpoint_is_not_run(tmp_path):
-    import pickle
-
     class Bomb:
         def __reduce__(self):
-            return (print, ("boom",))
+            return (os.mkdir, (str(tmp_path / "crater"),))
 
-    (tmp_path / "bomb.pt").write_bytes(pickle.dumps({"state_dict": Bomb()}))
-    with pytest.raises(ModelError, match=r"bomb.pt"):
+    torch.save({"state_dict": Bomb()}, tmp_path / "bomb.pt")
+    with pytest.raises(ModelError, match=r"bomb\.pt"):
         load_source("wrn_10_1", tmp_path / "bomb.pt")
+    assert not (tmp_path / "crater").exists()
 
 
 def test_fingerprint_follows_every_value(small):
@@ -161,8 +163,6 @@ def test_the_real_wideresnet_makes_its_known_errors(shared_data):
 
     model = load_source("wrn_40_2", shared_data / "cifar10_wrn40_2.safetensors")
     data = open_data(f"pack:{shared_data / 'cifar10_test.npz'}", size=200)
-    import numpy as np
-
     images = data.clean(np.arange(200))
     report = check_normalisation(model, images[:30], torch.from_numpy(data.labels("")[:30]))
     assert report.fits

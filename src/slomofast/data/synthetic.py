@@ -1,7 +1,7 @@
 """Pictures of letters made by code: a ten-class image task that needs no download.
 
 Each image shows one of ten similar capitals in one of twenty-one faces, turned, sheared, scaled and moved, in a random
-colour over a gradient with coloured noise, beside pieces of other letters. Image `i` of a split is the same picture on
+colour over a gradient with a faint texture, beside pieces of other letters. Image `i` of a split is the same picture on
 every call, whatever else is asked for.
 """
 
@@ -34,12 +34,11 @@ _FACES = (
     *(f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")),
     *(f"{face}.ttf" for face in ("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10")),
 )
-HEIGHT = (6.5, 12.0)  # of the letter, in pixels
+HEIGHT = (12.0, 22.0)  # of the letter, in pixels
 TURN = 0.45  # radians either way
-CONTRAST = (0.14, 0.42)
-TEXTURE = 0.35
-GRAIN = 0.03
-_DRAWS = 48 + 3 * 25 + 256  # scalars, a coarse colour texture (3 x 5 x 5), a fine grey one (16 x 16)
+CONTRAST = (0.2, 0.5)
+TEXTURE = 0.1
+_DRAWS = 48 + 3 * 25  # scalars and a coarse colour texture (5 x 5)
 
 
 @lru_cache(maxsize=1)
@@ -100,7 +99,7 @@ def _draw_block(split: str, block: int) -> Tensor:
     index = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
     n = len(index)
     u = torch.from_numpy(uniform(_key(split), index, _DRAWS))
-    coarse, fine = u[:, 48 : 48 + 75].view(n, 3, 5, 5), u[:, 48 + 75 :].view(n, 1, 16, 16)
+    coarse = u[:, 48:].view(n, 3, 5, 5)
     masks = letter_masks()
     label = torch.from_numpy(glyph_labels(split, index))
     face = (u[:, 1] * len(_FACES)).long()
@@ -116,7 +115,7 @@ def _draw_block(split: str, block: int) -> Tensor:
     clutter = torch.zeros_like(letter)
     for k in (7, 15):
         around = 2 * np.pi * u[:, k + 4]
-        away = _between(u[:, k + 5], 0.7, 1.1)
+        away = _between(u[:, k + 5], 0.85, 1.2)
         piece = _place(
             masks[(u[:, k] * len(LETTERS)).long(), (u[:, k + 1] * len(_FACES)).long()],
             scale=_between(u[:, k + 2], *HEIGHT),
@@ -139,13 +138,11 @@ def _draw_block(split: str, block: int) -> Tensor:
     ramp = torch.cos(around)[:, None, None] * line[None, None, :] + torch.sin(around)[:, None, None] * line[:, None]
     ramp_tint = _between(u[:, 37:40], -0.2, 0.2)
     texture = F.interpolate(coarse - 0.5, SIDE, mode="bilinear", align_corners=True)
-    grain = F.interpolate(fine - 0.5, SIDE, mode="bilinear", align_corners=True)
 
     image = paper[:, :, None, None] + ramp_tint[:, :, None, None] * ramp[:, None]
     image = image + _between(u[:, 40], 0, TEXTURE)[:, None, None, None] * texture
     image = torch.lerp(image, other_ink[:, :, None, None].expand_as(image), 0.9 * clutter)
     image = torch.lerp(image, ink[:, :, None, None].expand_as(image), letter)
-    image = image + _between(u[:, 41], 0, GRAIN)[:, None, None, None] * grain
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)
 
 

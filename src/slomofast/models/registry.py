@@ -83,10 +83,10 @@ _MODELS: dict[str, ModelInfo] = {
         ModelInfo("resnet_50", "ResNet-50 (names as in torchvision)", 224, 1000, lambda n: resnet.resnet50(n)),
         ModelInfo(
             "glyphs",
-            "WideResNet-10-2 with a stride-2 stem, shipped trained on the glyphs data",
+            "WideResNet-16-2 with a stride-2 stem, shipped trained on the glyphs data",
             32,
             10,
-            lambda classes: wideresnet.WideResNet(10, 2, classes, stem_stride=2),
+            lambda classes: wideresnet.WideResNet(16, 2, classes, stem_stride=2),
             weights=_SHIPPED / "glyphs.safetensors",
         ),
     )

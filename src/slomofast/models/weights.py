@@ -159,6 +159,7 @@ def save_weights(model: nn.Module, path: str | Path, half: bool = False) -> Path
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         save_file(state, str(part))
+        part.chmod(0o644)  # safetensors makes files only the owner can read
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
