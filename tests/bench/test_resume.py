@@ -119,11 +119,11 @@ def test_killed_at_random_moments(tmp_path) -> None:
         data_options={"size": 60, "domains": "gaussian_noise,fog"},
         model="wrn_10_1",
         batch_size=10,
-        images_per_domain=40,
+        images_per_domain=50,
         metrics=("calibration",),
     )
     script = Path(__file__).with_name("kill_loop.py")
-    words = [sys.executable, str(script), str(tmp_path), json.dumps(job.to_dict()), "2", "8", "7"]
+    words = [sys.executable, str(script), str(tmp_path), json.dumps(job.to_dict()), "2", "6", "7"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     news = json.loads(done.stdout.splitlines()[-1])

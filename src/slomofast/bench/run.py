@@ -16,7 +16,7 @@ from torch import Tensor
 import slomofast
 from slomofast.bench.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from slomofast.bench.cost import Yardstick, cost_figures
-from slomofast.bench.evaluate import Seconds, evaluate, peak_bytes
+from slomofast.bench.evaluate import evaluate, peak_bytes
 from slomofast.bench.job import Job, Resolved, plain
 from slomofast.bench.outcome import collected_warnings, environment, failure, out_of_memory, reason_for
 from slomofast.bench.parts import job_data, job_model, job_setting, pick_device, probe_images, resolve, restricted
@@ -28,7 +28,6 @@ from slomofast.metrics import Curve, ForgettingProbe, Step, summarise
 from slomofast.streams import Stream
 
 ON_OOM = ("fail", "micro-batch")
-_SETTLE = 64  # steps between two readings of the device's clock
 
 
 @dataclass(frozen=True)
@@ -236,21 +235,10 @@ class _Run:
                 on_step(step)
             meter.update(step)
             self.seconds = time.perf_counter() - begun
-            if self.position % _SETTLE == 0:
-                self._settle()
             if every and self.position % every == 0 and self.position < self.stream.total:
                 self._save()
 
-    def _settle(self) -> None:
-        """Turn times still on a device's queue into numbers; done in bulk because it waits for the queue."""
-        column = self.curve["seconds"]
-        for number in range(len(column) - 1, -1, -1):
-            if not isinstance(column[number], Seconds):
-                break
-            column[number] = float(column[number])
-
     def _save(self) -> None:
-        self._settle()
         trace = {
             "curve": self.curve.to_dict(),
             "diagnostics": self.diagnostics.to_dict(),
@@ -272,7 +260,6 @@ class _Run:
 
     def record(self, noted: list[str]) -> Record:
         """Everything that happened, as plain types."""
-        self._settle()
         job, curve = self.resolved.job, self.curve.to_dict()
         metrics: dict[str, Any] = summarise(self.curve, [m for m in job.metrics if m not in ("forgetting", "cost")])
         if self.probe is not None:
