@@ -221,6 +221,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"calibrate": False},
         {"smoothing": 5.0},
         {"augment_per": "image"},
+        {"augment_flip": False},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from slomofast.augment import Destruction, Per, augment, destroy
+from slomofast.augment import MEAN_TEACHER, Destruction, Per, augment, destroy
 from slomofast.core.adapter import Adapter, Ensemble
 from slomofast.core.config import option
 from slomofast.core.errors import ConfigError
@@ -52,6 +52,7 @@ from slomofast.memory import PrototypeQueues, nearest
 
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
+UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 PAPER = {
     "consistency": ("fast", "slow"),
     "members": ("student", "slow"),
@@ -104,6 +105,7 @@ class SloMoFastConfig(OptimConfig):
     restore_student: float = option(0.0, "the same for the student", low=0.0, high=1.0)
     calibrate: bool = option(True, "multiply the posterior by the batch's estimated class prior")
     smoothing: float = option(1.0, "added to every class count of that prior [a]", above=0.0)
+    augment_flip: bool = option(True, "mirror augmented images at random; off where a mirror image means another thing")
     augment_per: Per = option("batch", "draw augmentation parameters once per batch or once per image")
 
     def validate(self) -> None:
@@ -153,7 +155,8 @@ class SloMoFastAdapter(Adapter):
         config = self.config
         fast, sure = self._observe(x)
         prototypes, present = self.queues.prototypes()
-        view = augment(x, self.rng, per=config.augment_per)
+        chain = MEAN_TEACHER if config.augment_flip else UNMIRRORED
+        view = augment(x, self.rng, chain, config.augment_per)
 
         with torch.set_grad_enabled(self.learns_from_clean):
             student = self.student(x).float()
