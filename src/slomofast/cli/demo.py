@@ -86,7 +86,7 @@ def demo_job(method: str, seed: int, quick: bool) -> Job:
         model="glyphs",
         seed=seed,
         batch_size=20 if quick else 60,
-        images_per_domain=20 if quick else 600,
+        images_per_domain=20 if quick else 480,
         domains=("gaussian_noise", "fog", "contrast") if quick else None,
         metrics=("error", "recovery", "adaptation", "calibration", "cost"),
     )
