@@ -148,6 +148,7 @@ def test_examples_of_the_docs_run(where: str, code: str, tmp_path: Path, monkeyp
     from slomofast.core.registry import _methods
 
     monkeypatch.chdir(tmp_path)
+    slomofast.list_methods()  # discovery happens once; what it found must survive the clean-up below
     before = dict(_methods)
     try:
         scope: dict = {"__name__": "example"}
