@@ -200,7 +200,7 @@ class SloMoFastAdapter(Adapter):
         views = [self.fast(destroy(x, self.rng, config.destruction)) for _ in range(config.destroyed_views)]
         change = prediction_change(logits, torch.stack(views).float())
         sure, shaped = uncertainty <= self.sure_below, change >= config.change_threshold
-        self.queues.push(z, uncertainty, logits.argmax(1), sure & shaped)
+        self.queues.push(z, uncertainty, logits.argmax(1), self.usable(sure & shaped))
         if config.prune_every and (self.steps + 1) % config.prune_every == 0:
             self.queues.drop_most_confident()
         self.log("share_sure", sure.float().mean())

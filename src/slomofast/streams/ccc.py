@@ -16,28 +16,14 @@ import torch
 from torch import Tensor
 
 from slomofast.core.errors import ConfigError, DataError
+from slomofast.corruptions import CANONICAL
 from slomofast.data.catalog import DataSet
 from slomofast.streams.options import option
 from slomofast.streams.order import spread
 from slomofast.streams.ordering import as_float
 from slomofast.streams.schedule import Layout, Segment, Setting, register
 
-_EASY = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
+_EASY = tuple(name for name in CANONICAL if name != "brightness")
 LEVELS: dict[str, tuple[float, tuple[str, ...]]] = {
     "easy": (40.0, _EASY),
     "medium": (20.0, _EASY[:-1]),
