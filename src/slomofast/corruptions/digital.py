@@ -89,28 +89,41 @@ def pixelate(images: Tensor, severity: float, rng: SampleRng) -> Tensor:
     """Shrink by box averaging, then enlarge with hard edges, in 8 bits after each pass."""
     size = images.shape[-1]
     (share,) = level("pixelate", severity, size)
-    matrix = block_map(size, max(1, int(size * share + 1e-9)), images.device)
-    across = (round8(images).double() @ matrix.T).add_(0.5 + SLACK).floor_()
-    return (matrix @ across).add_(0.5 + SLACK).floor_().float().div_(255)
+    taps, counts, enlarge = blocks(size, max(1, int(size * share + 1e-9)), images.device)
+    small = _box_mean(_box_mean(round8(images), 3, taps, counts), 2, taps, counts)
+    return small.index_select(2, enlarge).index_select(3, enlarge).div_(255)
+
+
+def _box_mean(levels: Tensor, axis: int, taps: Tensor, counts: Tensor) -> Tensor:
+    """Means of the windows along one axis, rounded to whole grey levels. Sums of so few levels are exact in fp32."""
+    shape = [1] * levels.dim()
+    shape[axis] = -1
+    total = torch.zeros((), device=levels.device)
+    for number, places in enumerate(taps):
+        part = levels.index_select(axis, places)
+        total = total + (part if number == 0 else part * (number < counts).to(part.dtype).view(shape))
+    return (total / counts.view(shape)).add_(0.5 + SLACK).floor_()
 
 
 @lru_cache(maxsize=64)
-def block_map(size: int, small: int, device: torch.device) -> Tensor:
-    """Matrix (size, size), float64, of a box resize to `small` pixels and back along one axis.
+def blocks(size: int, small: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """A box resize to `small` pixels and back along one axis.
 
-    A shrunk pixel is the plain mean of the pixels whose centres its window covers.
+    Returns the pixels of each window (taps, small), how many of them count (small,), and which small pixel each large
+    one shows (size,). A shrunk pixel is the plain mean of the pixels whose centres its window covers.
     """
     scale = size / small
-    shrink = np.zeros((small, size))
+    windows = []
     for i in range(small):
         centre = (i + 0.5) * scale
         lowest = max(int(centre - scale / 2 + 0.5), 0)
         highest = min(int(centre + scale / 2 + 0.5), size)
         place = (np.arange(lowest, highest) - centre + 0.5) / scale
-        weight = ((place > -0.5) & (place <= 0.5)).astype(np.float64)
-        shrink[i, lowest:highest] = weight / weight.sum()
+        windows.append(np.arange(lowest, highest)[(place > -0.5) & (place <= 0.5)])
+    counts = np.array([len(window) for window in windows])
+    taps = np.stack([np.resize(window, counts.max()) for window in windows], 1)
     enlarge = np.minimum(((np.arange(size) + 0.5) / scale).astype(np.int64), small - 1)
-    return torch.from_numpy(shrink[enlarge]).to(device)
+    return torch.from_numpy(taps).to(device), torch.from_numpy(counts).to(device), torch.from_numpy(enlarge).to(device)
 
 
 @register("distortion", "JPEG compression", random=False)
