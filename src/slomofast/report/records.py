@@ -189,8 +189,8 @@ def _drop_repeated(reading: Reading) -> None:
     reading.runs = list(kept.values())
 
 
-def parse(raw: bytes) -> dict[str, Any]:
-    """The record in the bytes of a file, without the entries a report does not use.
+def parse(raw: bytes, whole: bool = False) -> dict[str, Any]:
+    """The record in the bytes of a file; unless `whole`, without the entries a report does not use.
 
     A checksum on the last line must fit; files without one are taken as they are.
     """
@@ -198,8 +198,9 @@ def parse(raw: bytes) -> dict[str, Any]:
     if tail.startswith(_CHECKSUM):
         if hashlib.sha256(raw[:-_TAIL]).hexdigest().encode() != tail[len(_CHECKSUM) : len(_CHECKSUM) + 64]:
             raise BadRecord("its checksum does not fit: it was changed or damaged after it was written")
-        kept = [line for line in raw.split(b"\n") if not line.startswith(_UNREAD)]
-        raw = b"\n".join(_without_columns(line) if line.startswith(b'"curve": {') else line for line in kept)
+        if not whole:
+            kept = [line for line in raw.split(b"\n") if not line.startswith(_UNREAD)]
+            raw = b"\n".join(_without_columns(line) if line.startswith(b'"curve": {') else line for line in kept)
     try:
         record = json.loads(raw)
     except ValueError as error:
