@@ -220,6 +220,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"slow_share": 0.3},
         {"calibrate": False},
         {"smoothing": 5.0},
+        {"soften": True},
         {"augment_per": "image"},
         {"augment_flip": False},
         {"prune_every": 0},
@@ -263,3 +264,12 @@ def test_members_predict_and_log() -> None:
         "entropy_slow", "disagreement_student_fast", "disagreement_student_slow", "disagreement_fast_slow",
         "loss_student", "loss_contrastive", "loss_prototype", "loss_information",
     } <= set(adapter.logged)  # fmt: skip
+
+
+def test_softened_output_has_the_same_argmax_and_is_less_sure() -> None:
+    plain, soft = (sf.adapt(tiny_net(), "slomo_fast", soften=value) for value in (False, True))
+    for x in batches(3):
+        a, b = plain(x), soft(x)
+        assert torch.equal(a.argmax(1), b.argmax(1))
+        torch.testing.assert_close(b, (a / 3).log_softmax(1))
+        assert b.softmax(1).max(1).values.mean() < a.softmax(1).max(1).values.mean()

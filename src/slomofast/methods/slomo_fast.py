@@ -58,6 +58,7 @@ PAPER = {
     "members": ("student", "slow"),
     "select": "uncertain",
     "student_information": 0.0,
+    "soften": False,
 }
 """The published form, where it differs from the defaults."""
 
@@ -105,6 +106,7 @@ class SloMoFastConfig(OptimConfig):
     restore_student: float = option(0.0, "the same for the student", low=0.0, high=1.0)
     calibrate: bool = option(True, "multiply the posterior by the batch's estimated class prior")
     smoothing: float = option(1.0, "added to every class count of that prior [a]", above=0.0)
+    soften: bool = option(True, "divide the sum by the number of members: as sure as one network, the same argmax")
     augment_flip: bool = option(True, "mirror augmented images at random; off where a mirror image means another thing")
     augment_per: Per = option("batch", "draw augmentation parameters once per batch or once per image")
 
@@ -149,7 +151,11 @@ class SloMoFastAdapter(Adapter):
     def predictor(self) -> nn.Module:
         networks = self.members()
         chosen = {name: networks[name] for name in self.config.members}
-        return Ensemble(chosen, partial(combine, calibrate=self.config.calibrate, smoothing=self.config.smoothing))
+        return Ensemble(chosen, self._rule())
+
+    def _rule(self) -> partial[Tensor]:
+        config = self.config
+        return partial(combine, calibrate=config.calibrate, smoothing=config.smoothing, soften=config.soften)
 
     def adapt(self, x: Tensor) -> Tensor:
         config = self.config
@@ -164,7 +170,7 @@ class SloMoFastAdapter(Adapter):
         logits = {"student": student.detach(), "fast": fast, "slow": slow.detach()}
         self.member_logits = logits
         chosen = {name: logits[name] for name in config.members}
-        output = combine(chosen, calibrate=config.calibrate, smoothing=config.smoothing)
+        output = self._rule()(chosen)
 
         self.update(self._student_loss(view, student, fast, slow.detach()), "student")
         if config.student_pull:
@@ -313,7 +319,11 @@ class SloMoFastStar(SloMoFastAdapter):
     part = "all"
 
 
-def combine(logits: dict[str, Tensor], calibrate: bool, smoothing: float) -> Tensor:
-    """The members' logits added up and, if asked, weighted with the batch's class prior."""
+def combine(logits: dict[str, Tensor], calibrate: bool, smoothing: float, soften: bool) -> Tensor:
+    """The members' logits added up, weighted with the batch's class prior and brought back to one network's scale."""
     total = torch.stack([member.float() for member in logits.values()]).sum(0)
-    return label_calibration(total, smoothing) if calibrate else total
+    if calibrate:
+        total = label_calibration(total, smoothing)
+    if soften:
+        total = total / len(logits)
+    return total.log_softmax(1) if calibrate else total
