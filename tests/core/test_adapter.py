@@ -1,5 +1,6 @@
 """What the base class promises beyond the contract checks."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -197,10 +198,24 @@ def test_norm_layers_are_found_by_kind() -> None:
     assert norm_kinds(changed) == {"batch"} and len(norm_parameters(changed)) == 4
 
 
-def test_compile_and_channels_last_agree() -> None:
-    reference, fast = make("tent", tiny_net()), make("tent", tiny_net(), channels_last=True)
+@pytest.mark.parametrize("method", ["tent", "slomo_fast_star"])
+def test_channels_last_agrees(method: str) -> None:
+    reference, fast = make(method, tiny_net()), make(method, tiny_net(), channels_last=True)
     for x in batches(3):
         torch.testing.assert_close(fast(x), reference(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(
+    shutil.which("gcc") is None and shutil.which("clang") is None, reason="torch.compile needs a compiler"
+)
+def test_compiled_networks_agree_and_keep_their_state_names(tmp_path: Path) -> None:
+    reference, fast = make("tent", tiny_net("layer")), make("tent", tiny_net("layer"), compile=True)
+    for x in batches(3):
+        torch.testing.assert_close(fast(x), reference(x), rtol=1e-3, atol=1e-3)
+    assert list(fast.state_dict()) == list(reference.state_dict())
+    fast.save(tmp_path / "compiled.pt")
+    again = sf.load(tmp_path / "compiled.pt", tiny_net("layer"))
+    torch.testing.assert_close(again(x), reference(x), rtol=1e-3, atol=1e-3)
 
 
 def test_describe_tells_the_facts() -> None:
