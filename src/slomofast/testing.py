@@ -172,6 +172,9 @@ def check_resume(method: str, net: str) -> None:
     assert again.config == part.config and again.steps == 3
     assert all(torch.equal(again(x), y) for x, y in zip(stream[3:], expected[3:], strict=True))
     assert not _differing(whole.state_dict(), again.state_dict())
+    whole.reset()
+    again.reset()
+    assert not _differing(whole.state_dict(), again.state_dict()), "a loaded adapter resets to something else"
 
 
 def check_state_dict(method: str, net: str) -> None:

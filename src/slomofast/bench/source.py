@@ -65,7 +65,7 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
     if path.exists():
         try:
             adapter.load_state_dict(torch.load(path, map_location=adapter.device, weights_only=True))
-            adapter._remember()  # a reset must come back to the fitted state
+            adapter.start_here()  # a reset must come back to the fitted state
             return
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError):
             path.unlink(missing_ok=True)  # cut short or of another version: fit again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -197,13 +198,13 @@ class Adapter(nn.Module):
             self._build_once(self._accepted(first[0]))
 
             def all_batches() -> Iterable[tuple[Tensor, Tensor]]:
-                for images, labels in (first, *batches) if isinstance(loader, list | tuple) else _chain(first, batches):
+                for images, labels in itertools.chain([first], batches):
                     yield self._accepted(images), labels.to(self.device)
 
             with torch.enable_grad(), self._autocast():
                 self.learn_source(all_batches())
             self.source_ready = True
-            self._remember()
+            self.start_here()
         return self
 
     @property
@@ -295,6 +296,14 @@ class Adapter(nn.Module):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """What `.to(device)` calls: networks, buffers and random numbers move together."""
+        super()._apply(fn, recurse)
+        if not self._waiting and input_device(self) != self.device:
+            self.device = input_device(self)
+            self.rng = self.rng.moved(self.device)
+        return self
+
     def prepare(self, probe: Tensor) -> Self:
         """Build the networks now from a probe batch instead of at the first call."""
         with torch.inference_mode(False):
@@ -320,7 +329,7 @@ class Adapter(nn.Module):
                 if isinstance(member, Classifier | Whole):
                     (member.body if isinstance(member, Classifier) else member.model).compile()
         self._waiting.clear()
-        self._remember()
+        self.start_here()
 
     def _separated(self, source: nn.Module, sample: Tensor) -> nn.Module:
         try:
@@ -339,7 +348,13 @@ class Adapter(nn.Module):
                 raise
             return Whole(source)
 
-    def _remember(self) -> None:
+    @property
+    def initial_state(self) -> dict[str, Any] | None:
+        """The state `reset` returns to; None before the first batch."""
+        return self._initial
+
+    def start_here(self) -> None:
+        """Make the present state the one that `reset` returns to."""
         self._initial = {
             key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else deepcopy(value)
             for key, value in self.state_dict().items()
@@ -400,11 +415,6 @@ class Adapter(nn.Module):
                 f"{self.method}: step {self.steps} was not finite and was not applied ({skipped} so far)",
                 stacklevel=3,
             )
-
-
-def _chain(first: tuple[Tensor, Tensor], rest: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, Tensor]]:
-    yield first
-    yield from rest
 
 
 @torch.no_grad()

@@ -32,6 +32,8 @@ def save_adapter(adapter: Adapter, path: str | Path) -> None:
         "sample_shape": list(adapter.sample_shape or ()),
         "source": adapter.source_fingerprint,
         "state": state,
+        # what a reset returns to, where that is more than the source model tells
+        "initial": adapter.initial_state if adapter.source_ready else None,
         "digest": fingerprint(state),
     }
     target = Path(path)
@@ -64,6 +66,9 @@ def load_adapter(path: str | Path, model: nn.Module) -> Adapter:
     probe = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))
     adapter.prepare(probe)
     try:
+        if content["initial"] is not None:
+            adapter.load_state_dict(content["initial"])
+            adapter.start_here()
         adapter.load_state_dict(content["state"])
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit method {content['method']!r} as it is now: {error}") from error

@@ -35,6 +35,12 @@ class Rng:
         """Standard normal numbers on the device."""
         return torch.empty(shape, device=self.device_name).normal_(generator=self.device)
 
+    def moved(self, device: torch.device) -> Rng:
+        """The same randomness for another device; what the device draws starts over there."""
+        other = Rng(self.seed, device)
+        other.load(self.state())
+        return other
+
     def state(self) -> dict[str, Tensor]:
         """Both generators' states, as tensors that save with `weights_only=True`."""
         return {"host": self.host.get_state(), "device": self.device.get_state()}
