@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slomofast.bench.job import Resolved, canonical
-from slomofast.bench.parts import job_data, job_setting
+from slomofast.bench.parts import job_data, job_stream
 from slomofast.bench.run import RunOptions, execute
 from slomofast.bench.store import Row, Store
 from slomofast.core.errors import SlomofastError
-from slomofast.streams import Stream
 
 _BARE = ("method", "options", "data", "model", "batch_size", "precision", "compile", "channels_last")
 _LOOK = 0.5  # looking at a batch, for the output and each member, in steps; a method's own share lies around this
@@ -99,18 +98,7 @@ def stream_length(resolved: Resolved) -> Length:
     """Length of a job's stream, without measuring anything; orders do not change it."""
     job = resolved.job
     data = job_data(job)
-    stream = Stream(
-        job_setting(job),
-        data,
-        batch_size=job.batch_size,
-        seed=job.seed,
-        images_per_domain=job.images_per_domain,
-        severity=job.severity,
-        domains=job.domains,
-        held_out=resolved.held_out,
-        source_errors=dict.fromkeys(data.domains, 0.0),
-        matrices=_AnyMatrix(),
-    )
+    stream = job_stream(resolved, data, source_errors=dict.fromkeys(data.domains, 0.0), matrices=_AnyMatrix())
     looks, seen, last = 0.0, set[int](), None
     if resolved.held_out:
         batches = len(stream.held_out_index()) / job.batch_size

@@ -19,7 +19,7 @@ from slomofast.core.split import input_device, last_linear
 from slomofast.data import list_data, open_data
 from slomofast.data.catalog import DataSet
 from slomofast.models import load_source, model_fingerprint
-from slomofast.streams import Setting, make_setting
+from slomofast.streams import Setting, Stream, make_setting
 
 SOURCE_GLYPHS = 2000  # training letters that methods with needs_source get to see
 
@@ -60,6 +60,22 @@ def resolve(job: Job) -> Resolved:
         identity["source"] = open_data(job.source).fingerprint
     fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"]}
     return Resolved(job, digest(identity), options, plain(setting), data, model, fingerprints)
+
+
+def job_stream(resolved: Resolved, data: DataSet, **facts: Any) -> Stream:
+    """The stream of a job over its opened data; `facts` are what its setting needs measured, and a device."""
+    job = resolved.job
+    return Stream(
+        job_setting(job),
+        data,
+        batch_size=job.batch_size,
+        seed=job.seed,
+        images_per_domain=job.images_per_domain,
+        severity=job.severity,
+        domains=job.domains,
+        held_out=resolved.held_out,
+        **facts,
+    )
 
 
 def job_setting(job: Job) -> Setting:

@@ -19,7 +19,16 @@ from slomofast.bench.cost import Yardstick, cost_figures
 from slomofast.bench.evaluate import evaluate, peak_bytes
 from slomofast.bench.job import Job, Resolved, plain
 from slomofast.bench.outcome import collected_warnings, environment, failure, out_of_memory, reason_for
-from slomofast.bench.parts import job_data, job_model, job_setting, pick_device, probe_images, resolve, restricted
+from slomofast.bench.parts import (
+    job_data,
+    job_model,
+    job_setting,
+    job_stream,
+    pick_device,
+    probe_images,
+    resolve,
+    restricted,
+)
 from slomofast.bench.source import fit_source, requirements
 from slomofast.bench.store import FORMAT, Record, Store
 from slomofast.bench.trace import Diagnostics, forgetting_figures, prototype_features
@@ -161,21 +170,9 @@ class _Run:
         model = job_model(job, self.device)
         if data.class_mask is not None and (part := restricted(model, data.class_mask, probe_images(data, 0))):
             model, data.class_mask = part, None
-        setting = job_setting(job)
-        facts = requirements(resolved, data, model, cache, setting.requirements())
+        facts = requirements(resolved, data, model, cache, job_setting(job).requirements())
         self.source_errors: dict[str, float] | None = facts.get("source_errors")
-        self.stream = Stream(
-            setting,
-            data,
-            batch_size=job.batch_size,
-            seed=job.seed,
-            images_per_domain=job.images_per_domain,
-            severity=job.severity,
-            domains=job.domains,
-            held_out=resolved.held_out,
-            device=self.device,
-            **facts,
-        )
+        self.stream = job_stream(resolved, data, device=self.device, **facts)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.adapter = slomofast.adapt(
