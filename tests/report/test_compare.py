@@ -93,3 +93,8 @@ def test_the_report_command(small_store: Path, tmp_path: Path) -> None:
 def test_a_missing_store_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a folder of records"):
         call("report", tmp_path / "nowhere")
+
+
+def test_a_bare_name_means_its_only_variant(tmp_path: Path) -> None:
+    made_up.write_store(tmp_path, [made_up.make_record("bn"), made_up.make_record("tent", overrides={"lr": 0.01})])
+    assert compare("tent", "bn", read_store(tmp_path)).first == "TENT (lr=0.01)"

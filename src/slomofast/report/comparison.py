@@ -77,10 +77,16 @@ def _record(text: str, runs: Iterable[Run]) -> Run | None:
 
 
 def _method(text: str, groups: Sequence[Group]) -> Method:
-    """The method with exactly these options; by registered name or by the title the report prints."""
+    """The method with exactly these options, by registered name or by the title the report prints.
+
+    A bare name also means its only variant, where no run used the default options.
+    """
     methods = all_methods(groups)
     asked = " ".join(text.split())
     spelt = {_spelling(m): m for m in methods} | {m.title: m for m in methods}
+    variants = [m for name, m in spelt.items() if name.startswith(f"{asked} ")]
+    if asked not in spelt and len(variants) == 1:
+        return variants[0]
     if asked not in spelt:
         raise unknown_name("method or record", asked, [_spelling(m) for m in methods])
     return spelt[asked]
