@@ -94,7 +94,7 @@ def adapt(
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected an nn.Module, got {type(model).__name__}")
     info = describe(method)
-    runtime = Runtime(seed, precision, channels_last, compile, check_input, head)  # type: ignore[arg-type]
+    runtime = Runtime(seed, precision, channels_last, compile, check_input, head)
     adapter = info.adapter(model, info.adapter.Config.build(options, preset), runtime)
     return adapter.prepare(probe) if probe is not None else adapter
 

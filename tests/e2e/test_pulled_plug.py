@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 from slomofast.bench import Store, comparable
+from slomofast.report import build_report
 
 SWEEP = """
 title = "plug"
@@ -55,6 +57,21 @@ def test_killing_the_driver_of_two_workers(tmp_path: Path) -> None:
     done = subprocess.run(command(file, killed), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert contents(killed) == contents(calm)
+    assert report_without_times(killed) == report_without_times(calm)
+
+
+def report_without_times(folder: Path) -> dict[str, bytes]:
+    """Every file of the report made from these records, after what depends on the clock was set to one value."""
+    timeless = folder.with_name(f"timeless-{folder.name}") / "runs"
+    timeless.mkdir(parents=True)
+    for record in Store(folder):
+        plain = {**comparable(record), "started": "2000-01-01T00:00:00+00:00", "seconds": 1.0, "environment": {}}
+        plain["curve"]["seconds"] = [None] * len(plain["curve"]["position"])
+        (timeless / f"{record['id']}.json").write_text(json.dumps(plain))
+    out = build_report(timeless, timeless.parent / "report", title="plug").parent
+    files = {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    assert "index.html" in files and len(files) > 3
+    return files
 
 
 def _group_alive(group: int) -> bool:

@@ -7,13 +7,13 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from slomofast.core.config import AdapterConfig
-from slomofast.core.errors import ConfigError, InputError, ModelError
+from slomofast.core.errors import ConfigError, InputError, ModelError, unknown_name
 from slomofast.core.fingerprint import model_fingerprint
 from slomofast.core.optim import FlatOptimizer, OptimConfig
 from slomofast.core.params import trainable
@@ -21,8 +21,8 @@ from slomofast.core.registry import MethodInfo, describe
 from slomofast.core.rng import Rng
 from slomofast.core.split import Classifier, Whole, input_device, last_linear, logits_of, split
 
-Precision = Literal["fp32", "bf16"]
-InputCheck = Literal["now", "deferred", "off"]
+PRECISIONS = ("fp32", "bf16")
+INPUT_CHECKS = ("now", "deferred", "off")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Runtime:
     """
 
     seed: int = 0
-    precision: Precision = "fp32"
+    precision: str = "fp32"
     channels_last: bool = False
     compile: bool = False
-    check_input: InputCheck = "now"
+    check_input: str = "now"
     head: str | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigError(f"precision must be 'fp32' or 'bf16', got {self.precision!r}")
-        if self.check_input not in ("now", "deferred", "off"):
-            raise ConfigError(f"check_input must be 'now', 'deferred' or 'off', got {self.check_input!r}")
+        if self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, PRECISIONS)
+        if self.check_input not in INPUT_CHECKS:
+            raise unknown_name("check_input", self.check_input, INPUT_CHECKS)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
 
