@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from slomofast.core import fused
+
 Statistics = Literal["batch", "source", "blend", "ema", "robust"]
 
 
@@ -38,10 +40,19 @@ class TestTimeNorm(nn.Module):
         self.register_buffer("running_mean", _clone(layer.running_mean))
         self.register_buffer("running_var", _clone(layer.running_var))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """The normalised batch, behind a ReLU if asked for (one kernel on CUDA)."""
         lone = x.numel() == x.shape[1]
         if self.running_mean is None or (self.statistics == "batch" and not lone):
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+            if fused.suits(x, self.weight, self.bias):
+                return fused.batch_norm(x, self.weight, self.bias, self.eps, relu)
+            y = F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        else:
+            y = self._stored(x, lone)
+        return F.relu(y) if relu else y
+
+    def _stored(self, x: Tensor, lone: bool) -> Tensor:
+        """With statistics that outlive the batch."""
         if self.statistics == "blend" and not lone:
             mean, variance = self._blended(x.detach())
             return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
@@ -71,6 +82,11 @@ class TestTimeNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"statistics={self.statistics}, eps={self.eps}"
+
+
+def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
+    """ReLU behind a normalisation layer: one kernel where the layer has one."""
+    return norm(x, relu=True) if isinstance(norm, TestTimeNorm) else F.relu(norm(x))
 
 
 def _clone(tensor: Tensor | None) -> Tensor | None:

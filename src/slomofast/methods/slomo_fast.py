@@ -52,6 +52,7 @@ from slomofast.memory import PrototypeQueues, nearest
 
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
+LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 PAPER = {
     "consistency": ("fast", "slow"),
@@ -93,9 +94,13 @@ class SloMoFastConfig(OptimConfig):
     change_threshold: float = option(0.2, "least loss of probability under destruction [delta]", low=-1.0, high=1.0)
     destruction: Destruction = option("patch", "how the object's shape is destroyed")
     destroyed_views: int = option(1, "destroyed views that are averaged", low=1)
+    candidates: float = option(1.0, "share of the batch tried for the queues, at least 32 images", above=0.0, high=1.0)
     queue_size: int = option(10, "features kept per class [K]", low=1)
     prune_every: int = option(50, "batches between removals of the surest entry, 0 for never [p]", low=0)
     contrastive_weight: float = option(1.0, "weight of the contrastive loss [lambda_CL]", low=0.0)
+    contrast_with: Literal["slow", "student"] = option(
+        "slow", "whose features of the second view: T2's own, or those of the pass the student learns from"
+    )
     prototype_weight: float = option(1.0, "weight of the distance to the prototype [lambda_MSE]", low=0.0)
     information_weight: float = option(1.0, "weight of information maximisation [lambda_IM]", low=0.0)
     temperature: float = option(0.1, "of the contrastive loss [tau]", above=0.0)
@@ -123,6 +128,7 @@ class SloMoFastAdapter(Adapter):
     Config = SloMoFastConfig
     config: SloMoFastConfig
     part: ClassVar[Literal["norm", "all"]] = "norm"
+    student: Classifier
     slow_source: Tensor
     student_source: Tensor
     average: Tensor
@@ -165,21 +171,23 @@ class SloMoFastAdapter(Adapter):
         view = augment(x, self.rng, chain, config.augment_per)
 
         with torch.set_grad_enabled(self.learns_from_clean):
-            student = self.student(x).float()
+            student_z, student = (t.float() for t in self.student.both(x))
+        seen_z, seen = (t.float() for t in self.student.both(view)) if self.learns_from_view else (student_z, student)
         slow_z, slow = (t.float() for t in self.slow.both(x))
         logits = {"student": student.detach(), "fast": fast, "slow": slow.detach()}
         self.member_logits = logits
         chosen = {name: logits[name] for name in config.members}
         output = self._rule()(chosen)
 
-        self.update(self._student_loss(view, student, fast, slow.detach()), "student")
+        self.update(self._student_loss(student, seen, fast, slow.detach()), "student")
         if config.student_pull:
             pull_towards(trainable(self.student), self.student_source, config.student_pull)
         if config.restore_student:
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         ema_update(self.fast, self.student, config.fast_momentum)
 
-        self.update(self._slow_loss(view, slow_z, slow, fast, sure, prototypes, present), "slow", "projector")
+        second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
+        self.update(self._slow_loss(second, slow_z, slow, fast, sure, prototypes, present), "slow", "projector")
         restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
         self._log_members(logits)
         return output
@@ -188,6 +196,15 @@ class SloMoFastAdapter(Adapter):
     def learns_from_clean(self) -> bool:
         """Whether the student learns from the batch as it is, or from its augmented view alone."""
         return bool({"fast", "slow"} & set(self.config.consistency))
+
+    @property
+    def learns_from_view(self) -> bool:
+        """Whether the student learns from an augmented view."""
+        return any(partner.endswith("_aug") for partner in self.config.consistency)
+
+    def _second_view(self, view: Tensor) -> Tensor:
+        """T2's features of the augmented view, where the contrastive loss wants them."""
+        return self.slow.features(view).float() if self.config.contrastive_weight else view
 
     def _log_members(self, logits: dict[str, Tensor]) -> None:
         for name, member in logits.items():
@@ -203,32 +220,33 @@ class SloMoFastAdapter(Adapter):
         z, logits = self.fast.both(x)
         logits = logits.float()
         uncertainty = entropy(logits)
-        views = [self.fast(destroy(x, self.rng, config.destruction)) for _ in range(config.destroyed_views)]
-        change = prediction_change(logits, torch.stack(views).float())
-        sure, shaped = uncertainty <= self.sure_below, change >= config.change_threshold
-        self.queues.push(z, uncertainty, logits.argmax(1), self.usable(sure & shaped))
+        sure = uncertainty <= self.sure_below
+        # every n-th image, another first one each time
+        stride = max(1, min(round(1 / config.candidates), len(x) // LEAST_CANDIDATES))
+        tried = slice(self.steps % stride, None, stride)
+        views = [self.fast(destroy(x[tried], self.rng, config.destruction)) for _ in range(config.destroyed_views)]
+        shaped = prediction_change(logits[tried], torch.stack(views).float()) >= config.change_threshold
+        fit = sure[tried] & shaped
+        self.queues.push(z[tried], uncertainty[tried], logits[tried].argmax(1), self.usable(fit))
         if config.prune_every and (self.steps + 1) % config.prune_every == 0:
             self.queues.drop_most_confident()
         self.log("share_sure", sure.float().mean())
         self.log("share_shaped", shaped.float().mean())
-        self.log("share_queued", (sure & shaped).float().mean())
+        self.log("share_queued", fit.float().mean())
         self.log("queue_fill", self.queues.fill())
         return logits, sure
 
-    def _student_loss(self, view: Tensor, student: Tensor, fast: Tensor, slow: Tensor) -> Tensor:
+    def _student_loss(self, student: Tensor, seen: Tensor, fast: Tensor, slow: Tensor) -> Tensor:
         """L_ST: agreement with the chosen teachers; beyond the paper: certain and diverse predictions of its own."""
         config = self.config
         weight = self._sample_weights(student.detach())
         total = torch.zeros_like(weight)
-        views = {"": student}
-        if any(partner.endswith("_aug") for partner in config.consistency):
-            views["_aug"] = self.student(view).float()
-        for suffix, seen in views.items():
+        for suffix, own in (("", student), ("_aug", seen)):
             if "fast" + suffix in config.consistency:
-                total = total + symmetric_cross_entropy(seen, fast)
+                total = total + symmetric_cross_entropy(own, fast)
             if "slow" + suffix in config.consistency:
-                total = total + config.slow_share * symmetric_cross_entropy(seen, slow)
-        learning = student if self.learns_from_clean else views["_aug"]
+                total = total + config.slow_share * symmetric_cross_entropy(own, slow)
+        learning = student if self.learns_from_clean else seen
         if config.student_ratio:
             total = total + config.student_ratio * soft_likelihood_ratio(learning)
         loss = (weight * total).mean()
@@ -250,7 +268,7 @@ class SloMoFastAdapter(Adapter):
 
     def _slow_loss(
         self,
-        view: Tensor,
+        second: Tensor,
         z: Tensor,
         logits: Tensor,
         fast: Tensor,
@@ -267,7 +285,7 @@ class SloMoFastAdapter(Adapter):
         loss = torch.zeros((), device=self.device)
         if config.contrastive_weight:
             near = nearest(z.detach(), prototypes, present)
-            views = torch.stack([z, self.slow.features(view).float(), near])
+            views = torch.stack([z, second, near])
             term = contrastive(self.projector(views), config.temperature, chosen)
             self.log("loss_contrastive", term)
             loss = loss + config.contrastive_weight * term

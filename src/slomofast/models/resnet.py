@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slomofast.core.norms import norm_relu
+
 
 def _projection(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
     if stride == 1 and inputs == outputs:
@@ -29,7 +31,7 @@ class Basic(nn.Module):
         self.downsample = _projection(inputs, planes, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
+        out = norm_relu(self.bn1, self.conv1(x))
         out = self.bn2(self.conv2(out))
         return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
@@ -50,8 +52,8 @@ class Bottleneck(nn.Module):
         self.downsample = _projection(inputs, 4 * planes, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = F.relu(self.bn2(self.conv2(out)))
+        out = norm_relu(self.bn1, self.conv1(x))
+        out = norm_relu(self.bn2, self.conv2(out))
         out = self.bn3(self.conv3(out))
         return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
@@ -82,7 +84,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = norm_relu(self.bn1, self.conv1(x))
         x = F.max_pool2d(x, 3, 2, 1)
         for stage in (1, 2, 3, 4):
             x = self.get_submodule(f"layer{stage}")(x)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slomofast.core.norms import norm_relu
+
 
 class ResNeXtBlock(nn.Module):
     """Reduce, grouped 3x3, expand; the shortcut is projected where the shape changes."""
@@ -27,8 +29,8 @@ class ResNeXtBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn_reduce(self.conv_reduce(x)))
-        out = F.relu(self.bn(self.conv_conv(out)))
+        out = norm_relu(self.bn_reduce, self.conv_reduce(x))
+        out = norm_relu(self.bn, self.conv_conv(out))
         out = self.bn_expand(self.conv_expand(out))
         return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
@@ -63,7 +65,7 @@ class ResNeXt29(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn_1(self.conv_1_3x3(x)))
+        x = norm_relu(self.bn_1, self.conv_1_3x3(x))
         for stage in (1, 2, 3):
             x = self.get_submodule(f"stage_{stage}")(x)
         return self.classifier(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))

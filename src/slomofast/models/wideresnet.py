@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slomofast.core.errors import ConfigError
+from slomofast.core.norms import norm_relu
 
 
 class WideBlock(nn.Module):
@@ -24,9 +25,9 @@ class WideBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        activated = F.relu(self.bn1(x))
+        activated = norm_relu(self.bn1, x)
         out = self.conv1(activated)
-        out = F.relu(self.bn2(out))
+        out = norm_relu(self.bn2, out)
         if self.dropout > 0:
             out = F.dropout(out, self.dropout, self.training)
         out = self.conv2(out)
@@ -80,5 +81,5 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.block3(self.block2(self.block1(self.conv1(x))))
-        x = F.relu(self.bn1(x))
+        x = norm_relu(self.bn1, x)
         return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))

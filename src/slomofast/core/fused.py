@@ -1,0 +1,87 @@
+"""BatchNorm with the batch's own statistics, and the ReLU behind it, as two Triton kernels each way.
+
+Test-time adaptation runs every BatchNorm on fresh statistics in every pass of every network, so this layer is the
+largest cost beside the convolutions. In channels-last memory an image batch is a matrix of positions by channels; its
+column sums, the normalisation and the gradients are each one sweep over it at the speed of the memory. Sums are made in
+fixed parts that are added in a fixed order, so that equal inputs give equal bits.
+
+CUDA and channels-last only; everything else stays with `F.batch_norm`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+PARTS = 128  # most parts a column sum is made of
+SWEEPS = 512  # most programs per block of channels that write
+enabled = True
+"""Set to False to keep to PyTorch's own kernels."""
+
+
+def suits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether the kernels take this batch: on CUDA, channels-last, with weight and bias."""
+    return (
+        enabled
+        and x.is_cuda
+        and x.dim() == 4
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and weight is not None
+        and bias is not None
+        and not torch.compiler.is_compiling()
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and available()
+    )
+
+
+@lru_cache(maxsize=1)
+def available() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool = False) -> Tensor:
+    """`F.batch_norm` of a channels-last batch with its own statistics, then a ReLU if asked for."""
+    return _BatchNorm.apply(x, weight, bias, eps, relu)
+
+
+class _BatchNorm(torch.autograd.Function):
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias over all but the channel axis."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> Tensor:
+        y, mean, scale = kernels().forward(x, weight, bias, eps, relu)
+        ctx.save_for_backward(x, weight, bias, mean, scale)
+        ctx.relu = relu
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, scale = ctx.saved_tensors
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        gx, gw, gb = kernels().backward(gradient, x, weight, bias, mean, scale, ctx.relu)
+        return gx, gw.to(weight.dtype), gb.to(bias.dtype), None, None
+
+
+def layout(rows: int, channels: int) -> tuple[int, int, int]:
+    """(channels per program, rows per tile, parts of a sum): powers of two, a tile of 4,096 values."""
+    width = next((w for w in (64, 32, 16) if channels % w == 0), 64)
+    tile = 4096 // width
+    parts = 1
+    while parts < PARTS and parts * tile * 2 <= rows:
+        parts *= 2
+    return width, tile, parts
+
+
+@lru_cache(maxsize=1)
+def kernels() -> Any:
+    """The kernels' module, imported when first used, since it needs Triton."""
+    from slomofast.core import fused_kernels
+
+    return fused_kernels
