@@ -25,7 +25,11 @@ def write_image(path, seed, side=32):
 def write_shard(path, keys, label=lambda i: i, side=48, omit=()):
     with tarfile.open(path, "w") as archive:
         for k in keys:
-            members = ((f"{k:06d}.jpg", encode_jpeg(picture(k, side), 95)), (f"{k:06d}.cls", str(label(k)).encode()))
+            members = (
+                (f"sample_{k}.info", b"++n1++fog++s1++1.0++n2++snow++s2++0.25"),
+                (f"sample_{k}.input.jpg", encode_jpeg(picture(k, side), 95)),
+                (f"sample_{k}.output.cls", str(label(k)).encode()),
+            )
             for name, content in members:
                 if name not in omit:
                     info = tarfile.TarInfo(name)

@@ -1,6 +1,8 @@
 """Every official layout: written small, read back, and refused when something is wrong with it."""
 
+import io
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from layouts import picture, write_image, write_shard
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.corruptions import CANONICAL, GROUPS
 from slomofast.data import open_data
+from slomofast.data.images import encode_jpeg
 from slomofast.streams import Stream
 
 
@@ -181,6 +184,14 @@ class TestCcc:
         assert data.labels("ccc").tolist() == list(range(8))
         assert close(data.load("ccc", 5, np.array([6, 1])), [6, 1], 48)
 
+    def test_plain_member_names_and_folders_in_the_archive(self, tmp_path):
+        with tarfile.open(tmp_path / "a.tar", "w") as archive:
+            for name, content in (("x/1.jpg", encode_jpeg(picture(3, 48), 95)), ("x/1.cls", b"3")):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        assert open_data(f"ccc:{tmp_path}").labels("ccc").tolist() == [3]
+
     def test_a_stream_keeps_the_order(self, shards):
         batches = list(Stream("continual", open_data(f"ccc:{shards}"), batch_size=3, seed=9))
         assert torch.cat([b.target for b in batches]).tolist() == list(range(8))
@@ -195,8 +206,8 @@ class TestCcc:
     def test_damaged_shards_are_named(self, shards):
         with pytest.raises(DataError, match=r"label 7 of row 7 is outside 0\.\.6"):
             open_data(f"ccc:{shards}", classes=7)
-        write_shard(shards / "serial_00002.tar", [9, 10], omit=("000010.cls",))
-        with pytest.raises(DataError, match="000010 has an image or a label but not both"):
+        write_shard(shards / "serial_00002.tar", [9, 10], omit=("sample_10.output.cls",))
+        with pytest.raises(DataError, match="sample_10 has an image or a label but not both"):
             open_data(f"ccc:{shards}")
         (shards / "serial_00002.tar").write_bytes((shards / "serial_00000.tar").read_bytes()[:1500])
         with pytest.raises(DataError, match=r"serial_00002.tar"):

@@ -28,14 +28,14 @@ def list_() -> None:
 
     from slomofast.cli._shared import console
     from slomofast.data import data_home, list_data
-    from slomofast.data.download import ARCHIVES
+    from slomofast.data.download import DOWNLOADS
 
     table = Table("name", "what", "layout", "options", "at hand")
     for info in list_data():
         here = "always" if not info.takes_path else ""
         if info.folder and (data_home() / info.folder).exists():
             here = "yes"
-        elif info.name in ARCHIVES:
+        elif info.name in DOWNLOADS:
             here = "data get"
         table.add_row(info.name, info.title, info.layout, ", ".join(info.options), here)
     console.print(table)
@@ -90,9 +90,16 @@ def make(
 
 
 def get(
-    name: Annotated[str, typer.Argument(help="cifar10_c, cifar100_c, tinyimagenet_c, imagenet_c or imagenet_r.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="cifar10_c, cifar100_c, tinyimagenet_c, imagenet_c, imagenet_r, imagenet_sketch or ccc."),
+    ],
     folder: Annotated[Path | None, typer.Option(help="Where it goes; under the data home by default.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the archives after unpacking.")] = False,
+    level: Annotated[str, typer.Option(help="ccc: easy, medium or hard.")] = "medium",
+    speed: Annotated[int, typer.Option(help="ccc: images at each notch; 1000, 2000 or 5000.")] = 1000,
+    seed: Annotated[int, typer.Option(help="ccc: 43, 44 or 45.")] = 44,
+    shards: Annotated[int | None, typer.Option(help="ccc: the first shards only, of 25,000 images each.")] = None,
 ) -> None:
     """Download a published data set, check it and unpack it; the same command continues after an interruption."""
     from rich.progress import TaskID
@@ -108,8 +115,18 @@ def get(
                 tasks[file] = bar.add_task(file, total=total)
             bar.update(tasks[file], completed=done, total=total)
 
-        where = download.get(name, folder, progress, keep)
-    console.print(f"{name} is in {where}; use it as {name}:{where}")
+        if name == "ccc":
+            where = download.get_ccc(level, speed, seed, shards, folder, progress)
+        else:
+            where = download.get(name, folder, progress, keep)
+    unchecked = name == "ccc" or any(archive.md5 is None for archive in download.ARCHIVES[name][1])
+    if unchecked:
+        console.print(
+            f"No checksum is published for {name}: lengths, names and numbers were compared, pictures were not looked "
+            f"at. `slomofast data check {name}:{where}` decodes every one.",
+            soft_wrap=True,
+        )
+    console.print(f"{name} is in {where}; use it as {name}:{where}", soft_wrap=True)
 
 
 def check(

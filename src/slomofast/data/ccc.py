@@ -1,4 +1,4 @@
-"""The published CCC streams: tar shards of (image, label) pairs in a fixed order."""
+"""CCC streams as they are published: tar shards of (image, label) pairs in a fixed order."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch import Tensor
 from slomofast.core.errors import DataError, unknown_name
 from slomofast.data._draws import stable_hash
 from slomofast.data.catalog import DataSet
-from slomofast.data.corrupted import check_index
+from slomofast.data.corrupted import check_index, family_of
 from slomofast.data.home import data_home
 from slomofast.data.images import decode, decode_many
 from slomofast.data.pack import check_labels, take
 
 DOMAIN = "ccc"
+_PICTURES = ("jpg", "jpeg", "png")
 
 
 def index_shard(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where the images of a tar shard lie: byte offsets, lengths and labels, in the order of the shard.
 
-    A shard has members `<key>.jpg` and `<key>.cls` (the label as text); the index is remembered under the data home
-    because finding it means walking through the whole file.
+    A shard has members `<key>.input.jpg` and `<key>.output.cls` (the label as text); what stands between the key and
+    the last dot is free, and other members are passed over. The index is remembered under the data home because
+    finding it means walking through the whole file.
     """
     stamp = path.stat()
     key = stable_hash(str(path.resolve()), stamp.st_size, stamp.st_mtime_ns)
@@ -43,16 +45,18 @@ def index_shard(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             for member in archive:
                 if not member.isfile():
                     continue
-                stem, _, kind = member.name.rpartition(".")
-                if kind in ("jpg", "jpeg"):
-                    images[stem] = (member.offset_data, member.size)
+                folder, _, file = member.name.rpartition("/")
+                stem, _, rest = file.partition(".")  # a key ends at its first dot
+                sample, kind = f"{folder}/{stem}".lstrip("/"), rest.rpartition(".")[2]
+                if kind in _PICTURES:
+                    images[sample] = (member.offset_data, member.size)
                 elif kind == "cls":
                     content = archive.extractfile(member)
-                    labels[stem] = int(content.read().decode().strip()) if content is not None else -1
+                    labels[sample] = int(content.read().decode().strip()) if content is not None else -1
     except (tarfile.TarError, OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is not a readable shard ({error}); fetch it again") from error
     if not images:
-        raise DataError(f"{path} holds no images; expected members <key>.jpg and <key>.cls")
+        raise DataError(f"{path} holds no images; expected members <key>.input.jpg and <key>.output.cls")
     lonely = [k for k in images if k not in labels] + [k for k in labels if k not in images]
     if lonely:
         raise DataError(f"{path}: {lonely[0]} has an image or a label but not both ({len(lonely)} such keys)")
@@ -73,7 +77,7 @@ def index_shard(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class CccShards(DataSet):
-    """One published CCC stream: a folder of tar shards, read in their own order (`ordered` is True).
+    """One CCC stream, published or made: a folder of tar shards, read in their own order (`ordered` is True).
 
     The stream is one domain, `ccc`; its severities are part of the pictures, so `severity` is not looked at.
 
@@ -104,7 +108,7 @@ class CccShards(DataSet):
         self._length = np.concatenate([n for _, n, _ in indexed])
         labels = np.concatenate([t for _, _, t in indexed])
         check_labels(labels, classes, root)
-        self.name, self.family, self.classes = "ccc", "imagenet", classes
+        self.name, self.classes = "ccc", classes
         self.domains, self.groups = (DOMAIN,), {DOMAIN: (DOMAIN,)}
         self.size = take(size, len(labels), root)
         self._labels = labels[: self.size]
@@ -112,7 +116,7 @@ class CccShards(DataSet):
         height, width = decode(self._bytes(0), name=f"the first image of {shards[0]}").shape[:2]
         if height != width:
             raise DataError(f"{shards[0]}: images must be square, the first is {width}x{height}")
-        self.image_size = height
+        self.image_size, self.family = height, family_of(height)
         names = tuple((s.name, s.stat().st_size) for s in shards)
         self.fingerprint = stable_hash("ccc", root.name, names, self.size)
 

@@ -22,6 +22,7 @@ from slomofast.data.pack import Pack, check_labels
 Progress = Callable[[int, int], None]
 _CLASSES = {"cifar10_c": 10, "cifar100_c": 100, "imagenet_c": 1000, "tinyimagenet_c": 200}
 _CLASSES |= {"imagenet_r": 200, "imagenet_sketch": 1000}
+_IMAGES = {"imagenet_r": 30_000, "imagenet_sketch": 50_889}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def check_data(
     if kind in ("imagenet_c", "tinyimagenet_c"):
         return list(_corruption_folders(root, count, images, progress))
     if kind in ("folder", "imagenet_r", "imagenet_sketch"):
-        return list(_class_tree(root, count, images, progress))
+        return list(_class_tree(root, count, None if classes else _IMAGES.get(kind), images, progress))
     if kind == "ccc":
         return list(_shards(root, count or 1000, images, progress))
     return list(_pack(root, images))
@@ -113,7 +114,9 @@ def _corruption_folders(root: Path, classes: int | None, images: bool, progress:
         yield from _decode_all(every, progress)
 
 
-def _class_tree(root: Path, classes: int | None, images: bool, progress: Progress | None) -> Iterator[Finding]:
+def _class_tree(
+    root: Path, classes: int | None, total: int | None, images: bool, progress: Progress | None
+) -> Iterator[Finding]:
     try:
         names = class_folders(root)
     except DataError as error:
@@ -122,6 +125,8 @@ def _class_tree(root: Path, classes: int | None, images: bool, progress: Progres
     if classes is not None and len(names) != classes:
         yield Finding(str(root), f"{len(names)} class folders where {classes} are expected")
     files = sorted(_relative_images(root))
+    if total is not None and len(files) != total:
+        yield Finding(str(root), f"{len(files):,} images where {total:,} are expected")
     filled = {path.split("/")[0] for path in files}
     for name in names:
         if name not in filled:

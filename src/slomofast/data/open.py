@@ -87,7 +87,7 @@ _KINDS: dict[str, DataInfo] = {
             partial(NaturalShift, name="imagenet_sketch", classes=1000),
             folder="sketch",
         ),
-        DataInfo("ccc", "a published CCC stream", "*.tar with <key>.jpg, <key>.cls", CccShards),
+        DataInfo("ccc", "a CCC stream", "*.tar with <key>.input.jpg, <key>.output.cls", CccShards),
         DataInfo("folder", "clean images corrupted on the fly", "<class>/<image>", Folder),
         DataInfo("pack", "clean images corrupted on the fly", ".npz: data, offsets, labels, classes", Pack),
     )
@@ -132,10 +132,13 @@ def open_data(spec: str, **options: Any) -> DataSet:
     elif info.folder:
         where = data_home() / info.folder
         if not where.exists():
-            from slomofast.data.download import ARCHIVES
-
-            fetching = f", or fetch it with `slomofast data get {kind}`" if kind in ARCHIVES else ""
-            raise DataError(f"{kind} is not at {where}; write {kind}:<path>{fetching}")
+            raise DataError(f"{kind} is not at {where}; write {kind}:<path>{_fetching(kind)}")
     else:
-        raise ConfigError(f"{kind} needs a path: write {kind}:<path>")
+        raise ConfigError(f"{kind} needs a path: write {kind}:<path>{_fetching(kind)}")
     return info.make(path=where, **options)
+
+
+def _fetching(kind: str) -> str:
+    from slomofast.data.download import DOWNLOADS
+
+    return f", or fetch it with `slomofast data get {kind}`" if kind in DOWNLOADS else ""
