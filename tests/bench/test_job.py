@@ -42,6 +42,12 @@ def test_whatever_changes_the_result_changes_the_id(tiny: Job, change: dict) -> 
     assert resolve(dataclasses.replace(tiny, **change)).id != resolve(tiny).id
 
 
+def test_a_preset_may_be_named_among_the_options(tiny: Job) -> None:
+    job = dataclasses.replace(tiny, method="slomo_fast", options={"preset": "paper", "lr": 0.5})
+    found = resolve(job).options
+    assert found["members"] == ["student", "slow"] and found["lr"] == 0.5
+
+
 def test_setting_options_at_their_default_do_not_count(tiny: Job) -> None:
     short = dataclasses.replace(tiny, setting="cyclic")
     assert resolve(short).id == resolve(dataclasses.replace(short, setting_options={"cycles": 2})).id

@@ -217,6 +217,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"student_ratio": 1.0, "weighting": "certainty"},
         {"student_information": 1.0},
         {"slow_agreement": 1.0},
+        {"contrast_with": "student"},
         {"slow_share": 0.3},
         {"calibrate": False},
         {"smoothing": 5.0},
@@ -273,3 +274,25 @@ def test_softened_output_has_the_same_argmax_and_is_less_sure() -> None:
         assert torch.equal(a.argmax(1), b.argmax(1))
         torch.testing.assert_close(b, (a / 3).log_softmax(1))
         assert b.softmax(1).max(1).values.mean() < a.softmax(1).max(1).values.mean()
+
+
+def test_cheaper_contrast_and_fewer_candidates_save_passes() -> None:
+    def passes(**options: object) -> dict[str, list[int]]:
+        adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options)
+        x = batches(1, size=128)[0]
+        adapter.prepare(x)
+        seen: dict[str, list[int]] = {name: [] for name in ("student", "fast", "slow")}
+        for name, network in adapter.members().items():
+            network.body.register_forward_hook(lambda _, inputs, __, name=name: seen[name].append(len(inputs[0])))
+        adapter(x)
+        return seen
+
+    both = ("fast_aug", "slow_aug")
+    assert passes(consistency=both, contrast_with="slow", candidates=1.0) == {
+        "student": [128, 128], "fast": [128, 128], "slow": [128, 128],
+    }  # fmt: skip
+    assert passes(consistency=both, contrast_with="student", candidates=0.25) == {
+        "student": [128, 128], "fast": [128, 32], "slow": [128],
+    }  # fmt: skip
+    # never fewer than 32 images at a time
+    assert passes(consistency=both, contrast_with="student", candidates=0.01)["fast"] == [128, 32]

@@ -31,7 +31,8 @@ def resolve(job: Job) -> Resolved:
     id depends on their contents.
     """
     data = data_facts(job)
-    config = describe(job.method).adapter.Config.for_(data["family"], **job.options)
+    chosen = {"preset": data["family"], **job.options}  # a preset asked for stands in for the family's
+    config = describe(job.method).adapter.Config.for_(chosen.pop("preset"), **chosen)
     setting = job_setting(job).to_dict()
     model = model_facts(job)
     if model["classes"] < data["logits"]:

@@ -185,8 +185,7 @@ class _Run:
             check_input="now" if self.device.type == "cpu" else "deferred",
             compile=job.compile,
             channels_last=job.channels_last,
-            preset=data.family,
-            **job.options,
+            **{"preset": data.family, **job.options},
         )
         if self.adapter.needs_source:
             fit_source(self.adapter, resolved, data, cache)
