@@ -1,5 +1,7 @@
 """Writing layouts and checking them, from the functions and from the command line."""
 
+import tarfile
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,9 @@ from slomofast.core.errors import ConfigError, DataError
 from slomofast.data import open_data, write_pack
 from slomofast.data.bench import bench_loading
 from slomofast.data.check import check_data
-from slomofast.data.make import make_arrays, make_folders
+from slomofast.data.make import make_arrays, make_folders, make_shards
 from slomofast.data.synthetic import LETTERS, draw_glyphs
+from slomofast.streams import Ccc, Stream
 
 
 class Stop(Exception):
@@ -70,6 +73,76 @@ def test_folders_read_back_as_imagenet_c(tmp_path):
     mine, theirs = again.load("fog", 5, np.arange(60)).float(), data.load("fog", 5, numbers).float()
     assert (mine - theirs).abs().mean() < 8  # JPEG at quality 85
     assert not list((tmp_path / "out").rglob("*.part"))
+
+
+class TestShards:
+    def stream(self, data, **changes):
+        """Six notches of ten images, fading by a staircase."""
+        setting = Ccc(**{"level": "easy", "speed": 10, "images": 60, "calibrated": False} | changes)
+        return Stream(setting, data, batch_size=10, seed=44)
+
+    def write(self, data, folder, stream=None, progress=None, **options):
+        stream = stream or self.stream(data)
+        notches = ((*s.pair, stream.rows(k)[1]) for k, s in enumerate(stream.segments))
+        return make_shards(data, folder, notches, 60, stream.fingerprint, progress, **{"per_shard": 25} | options)
+
+    @pytest.fixture
+    def letters(self):
+        return open_data("glyphs", size=20)
+
+    def test_they_play_what_the_setting_shows(self, letters, tmp_path):
+        told = []
+        self.write(letters, tmp_path / "out", progress=lambda *a: told.append(a))
+        assert told[-1] == ("images", 60, 60)
+        shards = sorted(p.name for p in (tmp_path / "out").glob("*.tar"))
+        assert shards == ["serial_00000.tar", "serial_00001.tar"]  # thirty each: whole notches
+        again = open_data(f"ccc:{tmp_path / 'out'}", classes=10)
+        assert (again.size, again.image_size, again.family) == (60, 32, "cifar")
+        made, live = Stream("continual", again, batch_size=10), self.stream(letters)
+        for one, other in zip(made, live, strict=True):
+            assert torch.equal(one.images, other.images)
+            assert torch.equal(one.target, other.target)
+
+    def test_large_images_keep_the_one_round_trip(self, tmp_path):
+        for c, name in enumerate(("ant", "bee")):
+            for i in range(5):
+                write_image(tmp_path / "clean" / name / f"{i}.JPEG", 10 * c + i, 160)
+        data = open_data(f"folder:{tmp_path / 'clean'}", image_size=128)
+        stream = self.stream(data)
+        self.write(data, tmp_path / "out", stream)
+        again = open_data(f"ccc:{tmp_path / 'out'}", classes=2)
+        index = stream.rows(2)[1]
+        assert torch.equal(again.load("ccc", 5, np.arange(20, 30)), data.load_pair(*stream.segments[2].pair, index))
+
+    def test_members_are_those_of_the_published_shards(self, letters, tmp_path):
+        self.write(letters, tmp_path / "out")
+        with tarfile.open(tmp_path / "out" / "serial_00001.tar") as shard:
+            names = shard.getnames()
+            info = shard.extractfile(names[0]).read().decode()
+            assert set(shard.getmembers()[4].get_info().items()) >= {("mtime", 0), ("uid", 0), ("mode", 0o444)}
+        assert names[:4] == ["sample_0.info", "sample_0.input.png", "sample_0.output.cls", "sample_1.info"]
+        assert len(names) == 90
+        (first, one), (second, other) = self.stream(letters).segments[3].pair
+        assert info.endswith(f"++n1++{first}++s1++{one}++n2++{second}++s2++{other}")
+
+    @pytest.mark.parametrize("calls", [1, 4, 7, 9])
+    def test_an_interrupted_run_continues_and_ends_in_the_same_bytes(self, letters, tmp_path, calls):
+        self.write(letters, tmp_path / "whole")
+        with pytest.raises(Stop):
+            self.write(letters, tmp_path / "out", progress=stop_after(calls), chunk=4)
+        parts = list((tmp_path / "out").glob(".*.part"))
+        for part in parts:  # a crash may leave bytes that no note speaks of
+            part.write_bytes(part.read_bytes() + b"half a picture")
+        done = []
+        self.write(letters, tmp_path / "out", progress=lambda _, images, __: done.append(images), chunk=6)
+        for name in ("serial_00000.tar", "serial_00001.tar"):
+            assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert not [p for p in (tmp_path / "out").iterdir() if p.name.startswith(".")]
+
+    def test_a_folder_takes_one_stream_only(self, letters, tmp_path):
+        self.write(letters, tmp_path / "out")
+        with pytest.raises(DataError, match="other images or options"):
+            self.write(letters, tmp_path / "out", self.stream(letters, level="hard"))
 
 
 def test_a_folder_takes_one_source_only(glyphs, tmp_path):
@@ -153,6 +226,27 @@ class TestCommands:
         assert checked.exit_code == 1
         assert "14 problems" in checked.stdout
         assert "fog.npy" not in checked.stdout
+
+    def test_make_a_ccc_stream(self, tmp_path):
+        options = ["--size", 30, "--layout", "ccc", "--speed", 10, "--images", 40, "--seed", 43]
+        result = self.run("data", "make", "glyphs", tmp_path / "out", *options)
+        assert result.exit_code == 0, result.output
+        assert "wrote 40 images" in result.output
+        assert self.run("data", "check", f"ccc:{tmp_path / 'out'}", "--classes", 10).exit_code == 0
+        assert open_data(f"ccc:{tmp_path / 'out'}").size == 40
+        assert self.run("data", "make", "glyphs", tmp_path / "x", "--layout", "shards").exit_code == 2
+
+    def test_a_network_decides_the_severities(self, tmp_path):
+        two = ["--domains", "gaussian_noise,contrast", "--level", "hard", "--target", 60, "--model", "glyphs"]
+        options = ["--size", 20, "--layout", "ccc", "--speed", 10, "--images", 30, *two]
+        result = self.run("data", "make", "glyphs", tmp_path / "out", *options)
+        assert result.exit_code == 0, result.output
+        (measured,) = (tmp_path / "out").glob("accuracies-*.json")
+        before = measured.stat().st_mtime_ns
+        (tmp_path / "out" / "serial_00000.tar").rename(tmp_path / "first.tar")
+        assert self.run("data", "make", "glyphs", tmp_path / "out", *options).exit_code == 0
+        assert measured.stat().st_mtime_ns == before
+        assert (tmp_path / "out" / "serial_00000.tar").read_bytes() == (tmp_path / "first.tar").read_bytes()
 
     def test_train_writes_weights_that_load(self, tmp_path):
         from slomofast.models import load_source

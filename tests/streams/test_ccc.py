@@ -9,7 +9,7 @@ from fake_data import FakeData, PairData
 
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.streams import Ccc, LazyMatrices, Stream, accuracy_matrices, severity_path
-from slomofast.streams.ccc import LEVELS, reachable, staircase
+from slomofast.streams.ccc import LEVELS, lookup, reachable, staircase
 
 
 def slow_path(matrix, target):
@@ -115,6 +115,14 @@ def test_matrices_in_the_setting_become_paths_that_survive_json():
     published = {f"n1_{a}_n2_{b}": m for (a, _, b), m in ((k.partition("+"), v) for k, v in matrices().items())}
     third = Stream(Ccc("easy", 10, 300), PairData(40), 10, matrices=published)
     assert [s.pair for s in third.segments] == [s.pair for s in streams[1].segments]
+
+
+def test_the_published_file_shortens_two_names():
+    low = np.full((3, 3), 10.0)
+    published = {"n1_elastic_n2_jpeg": low, "n1_jpeg_n2_fog": 2 * low}
+    assert lookup(published, "elastic_transform", "jpeg_compression")[0, 0] == 10
+    assert lookup(published, "jpeg_compression", "fog")[0, 0] == 20
+    assert reachable(published, 40) == ("elastic_transform", "jpeg_compression")
 
 
 def test_missing_accuracies_say_what_to_do():

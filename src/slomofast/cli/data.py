@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from slomofast.data import CorruptedImages
 
 
 def register(app: typer.Typer) -> None:
@@ -59,11 +61,21 @@ def _bar() -> Progress:
 def make(
     source: Annotated[str, typer.Argument(help="Clean images: glyphs, pack:FILE or folder:PATH.")],
     out: Annotated[Path, typer.Argument(help="Folder to write to.")],
-    layout: Annotated[str, typer.Option(help="arrays (as CIFAR-C) or folders (as ImageNet-C).")] = "arrays",
+    layout: Annotated[
+        str, typer.Option(help="arrays (as CIFAR-C), folders (as ImageNet-C) or ccc (tar shards of one stream).")
+    ] = "arrays",
     size: Annotated[int | None, typer.Option(help="Use this many images only.")] = None,
     domains: Annotated[str | None, typer.Option(help="Corruptions separated by commas; `all` for nineteen.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the corruptions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the corruptions, and of the order of a ccc stream.")] = 0,
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.")] = None,
+    level: Annotated[str, typer.Option(help="ccc: easy, medium or hard.")] = "medium",
+    speed: Annotated[int | None, typer.Option(help="ccc: images at each notch; 1000, or 200 of small images.")] = None,
+    images: Annotated[int | None, typer.Option(help="ccc: in all; 7,500,000, or 100,000 small ones.")] = None,
+    target: Annotated[float | None, typer.Option(help="ccc: accuracy to keep; that of the level by default.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="ccc: network whose accuracy is kept; a plain staircase of severities without.")
+    ] = None,
+    weights: Annotated[list[Path] | None, typer.Option(help="ccc: its weights; repeat for parts.")] = None,
 ) -> None:
     """Write clean images, corrupted, in an official layout; the same command continues after an interruption."""
     from slomofast.cli._shared import console, fail
@@ -71,14 +83,27 @@ def make(
     from slomofast.data import CorruptedImages, open_data
     from slomofast.data.make import make_arrays, make_folders
 
-    if layout not in ("arrays", "folders"):
-        fail(f"--layout is arrays or folders, got {layout!r}")
+    if layout not in ("arrays", "folders", "ccc"):
+        fail(f"--layout is arrays, folders or ccc, got {layout!r}")
     options = {"domains": domains, "seed": seed, "device": device}
     if size is not None:
         options["size"] = size
     data = open_data(source, **options)
     if not isinstance(data, CorruptedImages):
         raise DataError(f"{source} is corrupted already; start from glyphs, pack:FILE or folder:PATH")
+    if layout == "ccc":
+        small = data.pair_quality is None
+        setting = {
+            "name": "ccc",
+            "level": level,
+            "speed": speed or (200 if small else 1000),
+            "images": images or (100_000 if small else 7_500_000),
+            "target": target,
+            "calibrated": model is not None,
+        }
+        made = _make_ccc(data, out, setting, seed, model, weights)
+        console.print(f"wrote {made:,} images to {out}; use them as ccc:{out}", soft_wrap=True)
+        return
     with _bar() as bar:
         tasks = {d: bar.add_task(d, total=None) for d in data.domains}
 
@@ -87,6 +112,47 @@ def make(
 
         (make_arrays if layout == "arrays" else make_folders)(data, out, progress)
     console.print(f"wrote {len(data.domains)} corruptions of {data.size:,} images to {out}")
+
+
+def _make_ccc(
+    data: CorruptedImages,
+    out: Path,
+    setting: dict[str, Any],
+    seed: int,
+    model: str | None,
+    weights: list[Path] | None,
+) -> int:
+    """Write the shards of one stream; how many images it has."""
+    from slomofast.bench.source import KeptMatrices
+    from slomofast.cli._shared import console
+    from slomofast.data.make import make_shards
+    from slomofast.models import load_source, model_fingerprint
+    from slomofast.streams import Stream
+
+    matrices = None
+    if model is not None:
+        network = load_source(model, weights or None).to(data.device)
+        out.mkdir(parents=True, exist_ok=True)
+        # What is measured stays beside the shards, so that continuing does not measure again.
+        place = out / f"accuracies-{model_fingerprint(network)[:12]}.json"
+        matrices = KeptMatrices(network, data, 200, place)
+    with console.status("laying out the stream ..."):
+        stream = Stream(setting, data, batch_size=setting["speed"], seed=seed, matrices=matrices)
+    total = sum(segment.count for segment in stream.segments)
+    notches = (
+        (*segment.pair, stream.rows(number)[1]) for number, segment in enumerate(stream.segments) if segment.pair
+    )
+    with _bar() as bar:
+        task = bar.add_task("images", total=total)
+        make_shards(
+            data,
+            out,
+            notches,
+            total,
+            stream.fingerprint,
+            lambda _, done, of: bar.update(task, completed=done, total=of),
+        )
+    return total
 
 
 def get(

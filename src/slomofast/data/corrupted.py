@@ -121,6 +121,18 @@ class CorruptedImages(DataSet):
         Every image is varied first (flip and crop, drawn from the pair and the image's number), as in CCC. Large
         images end with a JPEG round trip. `draw` gives another variation of the same images.
         """
+        images = self.pair_pixels(first, second, index, draw)
+        return images if self.pair_quality is None else through_jpeg(images, self.pair_quality)
+
+    @property
+    def pair_quality(self) -> int | None:
+        """JPEG quality that `load_pair` ends with: that of CCC for large images, None for small ones."""
+        return CCC_QUALITY if self.image_size >= 128 else None
+
+    def pair_pixels(
+        self, first: tuple[str, float], second: tuple[str, float], index: np.ndarray, draw: int = 0
+    ) -> Tensor:
+        """What `load_pair` gives, before its JPEG round trip."""
         index = check_index(index, self.size)
         seed = int(stable_hash(self.seed, *first, *second, draw), 16) % 2**31
         images = self.varied(index, seed)
@@ -128,7 +140,7 @@ class CorruptedImages(DataSet):
             if name not in list_corruptions(extra=True):
                 raise unknown_name("corruption", name, list_corruptions(extra=True))
             images = self._corrupt(images, name, severity, index, seed)
-        return through_jpeg(images, CCC_QUALITY) if self.image_size >= 128 else images
+        return images
 
     def varied(self, index: np.ndarray, seed: int) -> Tensor:
         """Clean images, mirrored half of the time (where `flip`) and moved by up to `shift` pixels."""

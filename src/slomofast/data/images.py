@@ -103,15 +103,26 @@ def centre_view(side: int, resize: int | None) -> View:
     return view
 
 
-def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
-    """JPEG bytes of an RGB picture, uint8 (H, W, 3)."""
+def encode_jpeg(image: np.ndarray, quality: int, optimize: bool = False) -> bytes:
+    """JPEG bytes of an RGB picture, uint8 (H, W, 3); `optimize` makes the file smaller, not the picture other."""
     buffer = io.BytesIO()
-    _pillow().fromarray(image).save(buffer, "JPEG", quality=quality)
+    _pillow().fromarray(image).save(buffer, "JPEG", quality=quality, optimize=optimize)
     return buffer.getvalue()
+
+
+def encode_png(image: np.ndarray) -> bytes:
+    """PNG bytes of an RGB picture, uint8 (H, W, 3)."""
+    buffer = io.BytesIO()
+    _pillow().fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def encode_many(images: Tensor, encode: Callable[[np.ndarray], bytes]) -> list[bytes]:
+    """Files of images uint8 (n, 3, S, S), encoded in threads."""
+    return list(_pool().map(encode, images.permute(0, 2, 3, 1).contiguous().cpu().numpy()))
 
 
 def through_jpeg(images: Tensor, quality: int) -> Tensor:
     """Images after one JPEG round trip, uint8 (n, 3, S, S), same device."""
-    pictures = images.permute(0, 2, 3, 1).cpu().numpy()
-    coded = list(_pool().map(lambda p: encode_jpeg(p, quality), pictures))
+    coded = encode_many(images, lambda picture: encode_jpeg(picture, quality))
     return decode_many(coded, images.shape[-1]).to(images.device)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.data.cifar import SEVERITIES
 from slomofast.data.corrupted import CorruptedImages
-from slomofast.data.images import encode_jpeg
+from slomofast.data.images import encode_jpeg, encode_many, encode_png
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being written, images so far, images in all)."""
+
+Notch = tuple[tuple[str, float], tuple[str, float], np.ndarray]
+"""A stretch of a CCC stream: two corruptions with their severities, and the numbers of its images in order."""
 
 
 def make_arrays(data: CorruptedImages, folder: str | Path, progress: Progress | None = None, chunk: int = 1000) -> Path:
@@ -104,16 +109,118 @@ def make_folders(
     return root
 
 
+def make_shards(
+    data: CorruptedImages,
+    folder: str | Path,
+    notches: Iterable[Notch],
+    total: int,
+    plan: str,
+    progress: Progress | None = None,
+    per_shard: int = 25_000,
+    chunk: int = 250,
+) -> Path:
+    """Write a CCC stream in the published layout: `serial_<number>.tar` with an image, its label and a note each.
+
+    A shard ends with the first whole notch at which it has `per_shard` images. Large images are stored as JPEG of the
+    published quality; small ones, for which CCC has no rules, as PNG, so that their pixels stay what they are. A shard
+    appears only when it is complete. An interrupted run continues at the piece where it stopped, and ends in the
+    same bytes.
+
+    Args:
+        notches: the stream from its beginning, the same in every run.
+        total: images in all notches, for the progress.
+        plan: a fingerprint of `notches`; a folder takes one plan only.
+        chunk: images made at a time.
+    """
+    root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    _claim(root, "ccc", data, plan=plan, per_shard=per_shard)
+    done = 0
+    for number, shard in enumerate(_by_shard(notches, per_shard)):
+        path = root / f"serial_{number:05d}.tar"
+        if not path.exists():
+            for images in _write_shard(data, path, shard, chunk):
+                if progress is not None:
+                    progress("images", done + images, total)
+        done += sum(len(index) for *_, index in shard)
+        if progress is not None:
+            progress("images", done, total)
+    return root
+
+
+def _by_shard(notches: Iterable[Notch], per_shard: int) -> Iterator[list[Notch]]:
+    shard: list[Notch] = []
+    for notch in notches:
+        shard.append(notch)
+        if sum(len(index) for *_, index in shard) >= per_shard:
+            yield shard
+            shard = []
+    if shard:
+        yield shard
+
+
+def _write_shard(data: CorruptedImages, path: Path, shard: list[Notch], chunk: int) -> Iterator[int]:
+    """Write one shard, yielding the images in it after every piece."""
+    part, note = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.json")
+    said = json.loads(note.read_text()) if part.exists() and note.exists() else {"images": 0, "bytes": 0}
+    with part.open("r+b" if said["images"] else "wb") as file:
+        file.truncate(said["bytes"])
+        file.seek(said["bytes"])
+        passed = 0
+        for first, second, index in shard:
+            for start in range(0, len(index), chunk):
+                piece = index[start : start + chunk]
+                there = min(len(piece), max(0, said["images"] - passed))
+                if there < len(piece):
+                    _add_samples(file, data, first, second, piece[there:], passed + there)
+                    # The images must be on disk before the note says so.
+                    file.flush()
+                    os.fsync(file.fileno())
+                    _write(note, json.dumps({"images": passed + len(piece), "bytes": file.tell()}).encode())
+                    yield passed + len(piece)
+                passed += len(piece)
+        file.write(bytes(-(file.tell() + 1024) % tarfile.RECORDSIZE + 1024))  # the end of a tar file
+    os.replace(part, path)
+    note.unlink(missing_ok=True)
+
+
+def _add_samples(
+    file: IO[bytes],
+    data: CorruptedImages,
+    first: tuple[str, float],
+    second: tuple[str, float],
+    index: np.ndarray,
+    number: int,
+) -> None:
+    quality = data.pair_quality
+    pixels = data.pair_pixels(first, second, index)
+    if quality is None:
+        kind, coded = "png", encode_many(pixels, encode_png)
+    else:
+        kind, coded = "jpg", encode_many(pixels, lambda picture: encode_jpeg(picture, quality, optimize=True))
+    labels, names = data.labels(""), getattr(data, "class_names", None)
+    paths = getattr(data, "paths", None)
+    for i, content in zip(index, coded, strict=True):
+        label = int(labels[i])
+        origin = f"++dir++{names[label] if names else label}++name++{Path(paths[i]).name if paths else i}"
+        info = f"{origin}++n1++{first[0]}++s1++{first[1]}++n2++{second[0]}++s2++{second[1]}"
+        for ending, body in (("info", info.encode()), (f"input.{kind}", content), ("output.cls", str(label).encode())):
+            member = tarfile.TarInfo(f"sample_{number}.{ending}")
+            member.size, member.mode = len(body), 0o444
+            file.write(member.tobuf(tarfile.USTAR_FORMAT) + body + bytes(-len(body) % tarfile.BLOCKSIZE))
+        number += 1
+
+
 def _write(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.write_bytes(content)
     os.replace(part, path)
 
 
-def _claim(root: Path, layout: str, data: CorruptedImages) -> None:
+def _claim(root: Path, layout: str, data: CorruptedImages, **more: Any) -> None:
     """Note in the folder what it is made from, and refuse to mix two sources in one folder."""
     note = root / "slomofast.json"
-    said = {"layout": layout, "clean": data.clean_fingerprint, "size": data.size, "seed": data.seed}
+    said = {"layout": layout, "clean": data.clean_fingerprint, "size": data.size, "seed": data.seed} | more
     if note.exists():
         try:
             found = json.loads(note.read_text())

@@ -31,12 +31,20 @@ LEVELS: dict[str, tuple[float, tuple[str, ...]]] = {
 }
 """Target accuracy in percent and corruptions of each level."""
 
+_PUBLISHED = {"elastic_transform": "elastic", "jpeg_compression": "jpeg"}  # names in the published file of matrices
+
 Path = tuple[tuple[float, float], ...]
 
 
 def pair_name(first: str, second: str) -> str:
     """The domain name of an ordered pair of corruptions."""
     return f"{first}+{second}"
+
+
+def pair_keys(first: str, second: str) -> tuple[str, ...]:
+    """Names a pair may have in a file of matrices or paths: `a+b`, or as in the published one, `n1_a_n2_b`."""
+    short = [_PUBLISHED.get(name, name) for name in (first, second)]
+    return pair_name(first, second), "n1_{}_n2_{}".format(*short), f"n1_{first}_n2_{second}"
 
 
 def severity_path(matrix: np.ndarray | Iterable[Iterable[float]], target: float) -> list[tuple[int, int]]:
@@ -89,7 +97,7 @@ def staircase(notches: int = 10) -> Path:
 
 def lookup(matrices: Mapping[str, Any], first: str, second: str) -> np.ndarray:
     """The matrix of a pair; keys may be `a+b` or, as in the published file, `n1_a_n2_b`."""
-    for key in (pair_name(first, second), f"n1_{first}_n2_{second}"):
+    for key in pair_keys(first, second):
         if key in matrices:
             return np.asarray(matrices[key], dtype=np.float64)
     raise ConfigError(f"no accuracy matrix for {pair_name(first, second)!r}; have {len(matrices)} pairs")
@@ -198,7 +206,7 @@ class Ccc(Setting):
             return staircase()
         if self.paths is not None:
             for name, path in self.paths:
-                if name in (pair_name(first, second), f"n1_{first}_n2_{second}"):
+                if name in pair_keys(first, second):
                     return path
             raise ConfigError(f"{self.name}: no severity path for {pair_name(first, second)!r}")
         if layout.matrices is None:
@@ -307,7 +315,9 @@ class LazyMatrices(Mapping[str, np.ndarray]):
 def reachable(matrices: Mapping[str, Any], target: float) -> tuple[str, ...]:
     """Corruptions that bring the model down to the target accuracy at full severity, in the order of the keys."""
     found: dict[str, bool] = {}
+    full = {short: name for name, short in _PUBLISHED.items()}
     for name, matrix in matrices.items():
         first = name.split("+")[0] if "+" in name else name.removeprefix("n1_").split("_n2_")[0]
+        first = full.get(first, first)
         found[first] = found.get(first, False) or float(np.asarray(matrix)[-1][0]) <= target
     return tuple(name for name, low in found.items() if low)
