@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import slomofast
 from slomofast.bench.cost import forward_seconds
 from slomofast.bench.evaluate import Seconds
+from slomofast.core.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,7 @@ def step_cost(
     """
     device = images.device
     on_gpu = device.type == "cuda"
-    plain = deepcopy(model).eval()
-    shown = images
-    if on_gpu:
-        plain = plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        shown = images.contiguous(memory_format=torch.channels_last)
-    forward = forward_seconds(plain, shown, precision, repeats=20)
-    del plain
+    forward = forward_seconds(*device_format(model, images), precision, repeats=20)
     adapter = slomofast.adapt(
         model,
         method,
@@ -83,7 +79,7 @@ def step_cost(
     first = time.perf_counter() - start
     for _ in range(warm_up):
         adapter(images)
-    times = sorted(_timed(adapter, images, steps))
+    times = sorted(timed_steps(adapter, repeat(images, steps)))
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else float("nan")
     median = statistics.median(times)
     return StepCost(
@@ -92,32 +88,51 @@ def step_cost(
     )  # fmt: skip
 
 
-def _timed(adapter: Any, images: Tensor, steps: int) -> list[float]:
-    if images.device.type == "cuda":
-        clocks = []
-        for _ in range(steps):
+def device_format(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
+    """A copy of the network to hold steps against, and the images, as they are laid out in a step."""
+    plain = deepcopy(model).eval()
+    if images.device.type != "cuda":
+        return plain, images
+    plain = plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return plain, images.contiguous(memory_format=torch.channels_last)
+
+
+def timed_steps(adapter: Any, batches: Iterable[Tensor]) -> list[float]:
+    """Seconds of each step; on CUDA they are read at the end, so that no step waits for the one before."""
+    times: list[Any] = []
+    for images in batches:
+        if images.device.type == "cuda":
             clock = Seconds(images.device)
             adapter(images)
-            clocks.append(clock.stop())
-        return [float(clock) for clock in clocks]
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        adapter(images)
-        times.append(time.perf_counter() - start)
-    return times
+            times.append(clock.stop())
+        else:
+            start = time.perf_counter()
+            adapter(images)
+            times.append(time.perf_counter() - start)
+    return [float(seconds) for seconds in times]
 
 
-def write_costs(path: Path, costs: Sequence[StepCost], facts: Mapping[str, str]) -> None:
-    """Append costs to a CSV file, with the command, commit and device that made them."""
+def write_costs(path: Path, costs: Sequence[Any], facts: Mapping[str, str]) -> None:
+    """Append dataclass rows to a CSV file, with the command, commit and device that made them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists()
+    fresh = not path.exists() or path.stat().st_size == 0
+    rows = [{**_rounded(asdict(cost)), **facts} for cost in costs]
+    check_columns(path, list(rows[0]))
     with path.open("a", newline="") as file:
-        rows = [{**_rounded(asdict(cost)), **facts} for cost in costs]
         writer = csv.DictWriter(file, list(rows[0]))
         if fresh:
             writer.writeheader()
         writer.writerows(rows)
+
+
+def check_columns(path: Path, columns: Sequence[str]) -> None:
+    """Refuse to append to a table of another kind."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open(newline="") as file:
+        held = next(csv.reader(file), [])
+    if held != list(columns):
+        raise DataError(f"{path} holds other columns ({', '.join(held[:4])}, ...); give --out another file")
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from slomofast.cli._bench_cost import growth, trace
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -14,6 +16,8 @@ def register(app: typer.Typer) -> None:
     bench.command("corruptions")(corruptions)
     bench.command("fidelity")(fidelity)
     bench.command("steps")(steps)
+    bench.command("growth")(growth)
+    bench.command("trace")(trace)
     app.add_typer(bench, name="bench")
 
 
@@ -31,7 +35,7 @@ def corruptions(
     from rich.table import Table
 
     from slomofast.bench.bench_corruptions import SpeedRow, run_corruption_benchmark, write_rows
-    from slomofast.cli._shared import console
+    from slomofast.cli._shared import command_line, console
     from slomofast.corruptions import list_corruptions
 
     rows: list[SpeedRow] = []
@@ -63,7 +67,7 @@ def corruptions(
     table.add_row("total", f"{wall:.3f}", f"{cpu:.3f}", style="bold")
     console.print(table)
     if out is not None:
-        write_rows(rows, out, _command(), device)
+        write_rows(rows, out, command_line(), device)
 
 
 def steps(
@@ -85,7 +89,7 @@ def steps(
     from slomofast.bench.run import environment
     from slomofast.bench.steps import step_cost, write_costs
     from slomofast.cli._options import split_names
-    from slomofast.cli._shared import console
+    from slomofast.cli._shared import command_line, console
     from slomofast.core.errors import SlomofastError
     from slomofast.core.registry import list_methods
     from slomofast.models import load_source
@@ -101,7 +105,12 @@ def steps(
         return [(torch.rand(images.shape, generator=generator), row) for row in labels]
 
     facts = environment(torch.device(device))
-    kept = {"model": model, "command": _command(), "commit": str(facts["commit"] or ""), "device": str(facts["device"])}
+    kept = {
+        "model": model,
+        "command": command_line(),
+        "commit": str(facts["commit"] or ""),
+        "device": str(facts["device"]),
+    }
     table = Table("method", "precision", "ms", "p95", "x forward", "MiB", "first call s", box=None, header_style="bold")
     for kind in split_names(precision):
         for name in split_names(methods) or list_methods():
@@ -136,7 +145,7 @@ def fidelity(
     from rich.table import Table
 
     from slomofast.bench.bench_corruptions import FidelityRow, read_reference, run_fidelity, write_rows
-    from slomofast.cli._shared import console
+    from slomofast.cli._shared import command_line, console
     from slomofast.models import load_source
 
     wanted = None if reference is None else read_reference(reference)
@@ -164,7 +173,7 @@ def fidelity(
     table.add_row("mean", *(_number(m, "+.1f" if i == 2 else ".1f") for i, m in enumerate(mean)), style="bold")
     console.print(table)
     if out is not None:
-        write_rows(rows, out, _command(), device)
+        write_rows(rows, out, command_line(), device)
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -174,10 +183,3 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _number(value: float | None, form: str = ".1f") -> str:
     return "" if value is None else format(value, form)
-
-
-def _command() -> str:
-    import shlex
-    import sys
-
-    return shlex.join(["slomofast", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])

@@ -214,13 +214,21 @@ def reliability(curve: Curve | Mapping[str, Any], title: str = "") -> Figure:
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = _figure(width, height)
+    return figure, _styled(figure.add_subplot())
+
+
+def _figure(width: float, height: float) -> Figure:
     # No pyplot: figures made here belong to their caller alone and need no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=PAPER)
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    return figure
+
+
+def _styled(axes: Axes) -> Axes:
     axes.set_facecolor(PAPER)
     axes.set_axisbelow(True)
     axes.grid(True, axis="y", color=GRID, lw=0.8)
@@ -231,7 +239,7 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
     axes.tick_params(colors=QUIET, labelsize=8.5)
     axes.xaxis.label.set_color(QUIET)
     axes.yaxis.label.set_color(QUIET)
-    return figure, axes
+    return axes
 
 
 def _title(axes: Axes, text: str, pad: float = 8) -> None:
