@@ -117,7 +117,9 @@ def test_busy_is_the_covered_part() -> None:
 def test_lanes_begin_with_the_first_step_shown() -> None:
     trace = read_trace({"traceEvents": EVENTS})
     lanes = trace.lanes(1)
-    assert set(lanes) == {"host", "device"} and trace.marks(1) == [(0.0, pytest.approx(1.0))]
+    assert set(lanes) == {"host", "device"}
+    assert trace.marks(1)["host"] == [(0.0, pytest.approx(1.0), "step 2")]
+    assert [label for *_, label in trace.marks(5)["device"]] == ["step 1", "step 2"]
     assert lanes["device"] == [(pytest.approx(0.018), pytest.approx(0.02), REST), (pytest.approx(0.11), 1.0, REST)]
     assert {kind for *_, kind in lanes["host"]} == {"launch", "wait"}
     assert len(trace.lanes(2)["device"]) == 8
@@ -167,7 +169,7 @@ def test_a_step_on_the_cpu_falls_into_all_kinds() -> None:
     trace = report.trace
     assert not trace.on_device and report.refused is None and report.milliseconds > 0
     assert {cost.kind for cost in trace.costs()} == set(KINDS)
-    assert len(trace.steps) == 2 and list(trace.lanes()) == ["host"]
+    assert len(trace.steps) == 2 and list(trace.lanes()) == list(trace.marks()) == ["host"]
     assert trace.counts()["aten::item"] > 0  # a CPU reads its verdicts at once; there is nothing to wait for
     assert "host_name" not in report.chrome
 

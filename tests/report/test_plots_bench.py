@@ -45,11 +45,12 @@ def test_growth_without_memory_or_an_axis_says_so():
 def test_lanes_are_coloured_by_kind_and_the_host_is_on_top():
     assert set(plots_bench.KIND_COLOURS) == {*KINDS, *CALLS}
     bars = {"host": [(0.0, 0.1, "launch"), (1.0, 2.0, "wait")], "device": [(0.2, 1.9, "normalisation")]}
-    figure = plots_bench.lanes(bars, [(0.0, 2.0)], "1 wait")
+    figure = plots_bench.lanes(bars, {"device": [(0.2, 1.9, "step 3")]}, "1 wait")
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["device", "host"]
     colours = {to_hex(bars.get_facecolor()[0]) for bars in axes.collections}
     assert colours == {plots_bench.KIND_COLOURS[kind] for kind in ("launch", "wait", "normalisation")}
+    assert [text.get_text() for text in axes.texts] == ["step 3"]
     assert axes.get_title("left") == "1 wait" and axes.get_xlim() == (0.0, 2.0)
 
 

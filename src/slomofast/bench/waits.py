@@ -163,10 +163,20 @@ class StepTrace:
 
         return {"host": bars(self.calls), "device": bars(self.work)} if self.on_device else {"host": bars(self.work)}
 
-    def marks(self, shown: int = 2) -> list[tuple[float, float]]:
-        """Host time of the last `shown` steps, on the clock of `lanes`."""
-        kept = self.steps[-shown:]
-        return [(start - kept[0][0], end - kept[0][0]) for start, end in kept]
+    def marks(self, shown: int = 2) -> dict[str, list[tuple[float, float, str]]]:
+        """When the host, and when the device, was at each of the last `shown` steps, on the clock of `lanes`."""
+        first = max(0, len(self.steps) - shown)
+        low = self.steps[first][0]
+        names = ("host", "device") if self.on_device else ("host",)
+        found: dict[str, list[tuple[float, float, str]]] = {name: [] for name in names}
+        for number in range(first, len(self.steps)):
+            start, end = self.steps[number]
+            found["host"].append((start - low, end - low, f"step {number + 1}"))
+            mine = [span for span in self.work if span.step == number]
+            if self.on_device and mine:
+                ends = min(span.start for span in mine) - low, max(span.end for span in mine) - low
+                found["device"].append((*ends, f"step {number + 1}"))
+        return found
 
     def _busy_at(self, time: float) -> bool:
         return any(
@@ -262,9 +272,19 @@ def record(adapter: slomofast.Adapter, batches: Sequence[Tensor]) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
-        chrome: dict[str, Any] = json.loads(file.read_text(errors="replace"))
+        chrome = loaded(file.read_text(errors="replace"))
     chrome.pop("host_name", None)
     return chrome
+
+
+def loaded(text: str) -> dict[str, Any]:
+    """A Chrome trace from its text. Some versions write numbers that JSON does not know; they become null.
+
+    >>> loaded('{"args": {"blocks per SM": -inf, "name": "inf"}}')
+    {'args': {'blocks per SM': None, 'name': 'inf'}}
+    """
+    found: dict[str, Any] = json.loads(re.sub(r'(":\s*)-?(?:inf|nan)\b', r"\1null", text), strict=False)
+    return found
 
 
 @contextmanager

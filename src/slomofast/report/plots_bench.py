@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slomofast.report.plots import GRID, INK, LINES, QUIET, _figure, _styled, _title
+from slomofast.report.plots import INK, LINES, QUIET, _figure, _styled, _title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,16 +115,16 @@ def _legend(figure: Figure) -> tuple[list[Any], list[str]]:
 
 def lanes(
     lanes: Mapping[str, Sequence[tuple[float, float, str]]],
-    steps: Sequence[tuple[float, float]] = (),
+    marks: Mapping[str, Sequence[tuple[float, float, str]]] | None = None,
     title: str = "",
 ) -> Figure:
     """What went on when: a lane of coloured bars for the host, one for the device; a wait of the host is red.
 
-    `lanes` maps a name to (start, end, kind) in milliseconds, `steps` gives the time the host spent in each step.
+    `lanes` maps a name to (start, end, kind) in milliseconds; `marks` gives stretches of a lane a name.
     """
     from matplotlib.patches import Patch
 
-    figure = _figure(11, 1.3 + 0.75 * len(lanes))
+    figure = _figure(11, 1.3 + 0.85 * len(lanes))
     axes = _styled(figure.add_subplot())
     width = max((end for bars in lanes.values() for _, end, _ in bars), default=1.0)
     names = list(lanes)[::-1]  # the first lane on top
@@ -132,15 +132,13 @@ def lanes(
         for kind in KIND_COLOURS:
             bars = _merged([bar for bar in lanes[name] if bar[2] == kind], width / 3000)
             if bars:
-                axes.broken_barh(bars, (height - 0.34, 0.68), color=KIND_COLOURS[kind], lw=0)
-    for number, (start, end) in enumerate(steps, 1):
-        for edge in (start, end):
-            axes.axvline(edge, color=GRID if edge else "none", lw=1, zorder=0)
-        axes.annotate(
-            f"host in step {number}", ((start + end) / 2, len(names) - 0.58), ha="center", color=QUIET, fontsize=7.5
-        )
+                axes.broken_barh(bars, (height - 0.3, 0.6), color=KIND_COLOURS[kind], lw=0)
+        for start, end, label in (marks or {}).get(name, ()):
+            axes.plot([start, end], [height + 0.4] * 2, color=INK, lw=0.8, marker="|", ms=5, clip_on=False)
+            place = ((start + end) / 2, height + 0.42)
+            axes.annotate(label, place, ha="center", va="bottom", color=QUIET, fontsize=7.5)
     axes.set_xlim(0, width)
-    axes.set_ylim(-0.5, len(names) - 0.3)
+    axes.set_ylim(-0.4, len(names) - 0.3)
     axes.set_yticks(range(len(names)), names)
     axes.grid(False)
     axes.set_xlabel("milliseconds")
