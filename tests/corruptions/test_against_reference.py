@@ -17,6 +17,7 @@ from slomofast.corruptions import _water as fast_water
 from slomofast.corruptions._frost import frost_texture
 from slomofast.corruptions._jpeg import jpeg_files, jpeg_tensor
 from slomofast.corruptions._levels import elastic_unit, level, whole
+from slomofast.corruptions._ops import gaussian_map, separable
 from slomofast.corruptions.weather import plasma
 
 SEED = 3
@@ -124,6 +125,27 @@ def test_equals_the_slow_version_at_64_pixels(name: str) -> None:
     difference = np.abs(fast - slow_batch(name, images, 5).astype(int))
     assert difference.mean() <= 0.02
     assert (difference > 1).mean() <= 0.002
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [("pixelate", 1), ("pixelate", 3), ("pixelate", 5), ("jpeg_compression", 5), ("gaussian_blur", 2), ("spatter", 3)],
+)
+def test_equals_the_slow_version_at_224_pixels(name: str, severity: int) -> None:
+    images = picture_batch(1, 224)
+    fast = pixels(corrupt(images, name, severity, seed=SEED)).astype(int)
+    difference = np.abs(fast - slow_batch(name, images, severity).astype(int))
+    if name in ("pixelate", "jpeg_compression"):
+        assert difference.max() == 0
+    assert difference.mean() <= 0.02
+    assert (difference > 1).mean() <= 0.002
+
+
+@pytest.mark.parametrize("reach", [1, 6, 16])
+def test_narrow_maps_in_blocks_equal_the_whole_matrix(reach: int) -> None:
+    images = picture_batch(2, 150).float()
+    matrix = gaussian_map(150, reach / 4, 4.0, "reflect", images.device)
+    assert torch.equal(separable(images, matrix, reach), separable(images, matrix))
 
 
 @pytest.mark.parametrize("severity", [1, 4, 5])

@@ -35,35 +35,40 @@ _CHROMA = (
 
 
 def jpeg8(levels: Tensor, quality: int) -> Tensor:
-    """Images after a JPEG round trip with 4:2:0 chroma; values 0..255, float32, shape (B, 3, S, S)."""
-    return jpeg_files(levels, quality) if levels.device.type == "cpu" else jpeg_tensor(levels, quality)
+    """Images after a JPEG round trip with 4:2:0 chroma; uint8, shape (B, 3, S, S)."""
+    if levels.device.type == "cpu":
+        return jpeg_files(levels, quality)
+    return jpeg_tensor(levels.float(), quality).to(torch.uint8)
 
 
 def jpeg_files(levels: Tensor, quality: int) -> Tensor:
-    """The round trip through real JPEG files in memory, on as many threads as torch uses."""
+    """The round trip through real JPEG files in memory, on as many threads as torch uses; uint8."""
     try:
-        from PIL import Image
-        from PIL.JpegImagePlugin import JpegImageFile
+        from PIL import Image, JpegImagePlugin  # noqa: F401 - the plugin brings the codec
     except ImportError as error:
         raise SlomofastError("jpeg_compression on the CPU needs Pillow: pip install pillow") from error
-    pixels = levels.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-    out = np.empty_like(pixels)
-    shape = pixels.shape[1:]
+    planes = levels.to(torch.uint8).contiguous()
+    out = torch.empty_like(planes)
+    before, after = planes.numpy(), out.numpy()
+    count, _, height, width = before.shape
 
     def round_trip(i: int) -> None:
+        # Pillow joins and parts the three planes itself, which is faster than transposed copies.
+        bands = [Image.frombuffer("L", (width, height), plane, "raw", "L", 0, 1) for plane in before[i]]
         file = io.BytesIO()
-        Image.frombytes("RGB", (shape[1], shape[0]), pixels[i].tobytes()).save(file, "JPEG", quality=quality)
-        file.seek(0)
-        out[i] = np.frombuffer(JpegImageFile(file).tobytes(), np.uint8).reshape(shape)
+        Image.merge("RGB", bands).save(file, "JPEG", quality=quality)
+        decoded = Image.frombytes("RGB", (width, height), file.getvalue(), "jpeg", "RGB", "")
+        for band, plane in zip("RGB", after[i], strict=True):
+            plane[...] = np.frombuffer(decoded.tobytes("raw", band), np.uint8).reshape(plane.shape)
 
     threads = torch.get_num_threads()
     # Below 64 pixels the codec is so short that threads would only queue for the interpreter lock.
-    if threads > 1 and shape[0] >= 64:
-        list(_pool(threads).map(round_trip, range(len(pixels))))
+    if threads > 1 and height >= 64:
+        list(_pool(threads).map(round_trip, range(count)))
     else:
-        for i in range(len(pixels)):
+        for i in range(count):
             round_trip(i)
-    return torch.from_numpy(out).permute(0, 3, 1, 2).float()
+    return out
 
 
 @lru_cache(maxsize=4)

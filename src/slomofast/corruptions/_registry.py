@@ -50,6 +50,7 @@ class Corruption:
         function: images in [0, 1] of shape (B, 3, S, S), severity, generator -> images of the same shape.
         random: whether the outcome depends on the generator at all.
         extra: one of the four validation corruptions rather than one of the fifteen.
+        levels: the function takes and gives grey levels 0..255 as uint8 instead of [0, 1].
     """
 
     name: str
@@ -58,13 +59,14 @@ class Corruption:
     function: CorruptionFunction
     random: bool
     extra: bool
+    levels: bool = False
 
 
 _known: dict[str, Corruption] = {}
 
 
 def register(
-    group: str, description: str, *, random: bool = True
+    group: str, description: str, *, random: bool = True, levels: bool = False
 ) -> Callable[[CorruptionFunction], CorruptionFunction]:
     """Enter a function into the table under its own name."""
 
@@ -72,7 +74,7 @@ def register(
         name = function.__name__
         if name in _known:
             raise ValueError(f"corruption {name!r} is registered twice")
-        _known[name] = Corruption(name, group, description, function, random, name in EXTRA)
+        _known[name] = Corruption(name, group, description, function, random, name in EXTRA, levels)
         return function
 
     return enter

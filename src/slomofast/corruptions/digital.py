@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slomofast.corruptions._jpeg import jpeg8
 from slomofast.corruptions._levels import elastic_unit, level, whole
-from slomofast.corruptions._ops import SLACK, gaussian, largest_channel, round8
+from slomofast.corruptions._ops import SLACK, gaussian, largest_channel
 from slomofast.corruptions._registry import register
 from slomofast.corruptions.rng import SampleRng
 
@@ -84,25 +84,30 @@ def _sample(images: Tensor, x: Tensor, y: Tensor, edge_repeats: bool) -> Tensor:
     return F.grid_sample(images, grid, padding_mode="reflection", align_corners=not edge_repeats)
 
 
-@register("distortion", "Shrunk and enlarged again without smoothing", random=False)
+@register("distortion", "Shrunk and enlarged again without smoothing", random=False, levels=True)
 def pixelate(images: Tensor, severity: float, rng: SampleRng) -> Tensor:
     """Shrink by box averaging, then enlarge with hard edges, in 8 bits after each pass."""
     size = images.shape[-1]
     (share,) = level("pixelate", severity, size)
     taps, counts, enlarge = blocks(size, max(1, int(size * share + 1e-9)), images.device)
-    small = _box_mean(_box_mean(round8(images), 3, taps, counts), 2, taps, counts)
-    return small.index_select(2, enlarge).index_select(3, enlarge).div_(255)
+    # Whole rows are picked quickly, single pixels slowly; so the image is turned over for what goes along the rows.
+    narrow = _turned(_row_means(_turned(images), taps, counts))
+    small = _row_means(narrow, taps, counts)
+    return _turned(_turned(small).index_select(2, enlarge)).index_select(2, enlarge)
 
 
-def _box_mean(levels: Tensor, axis: int, taps: Tensor, counts: Tensor) -> Tensor:
-    """Means of the windows along one axis, rounded to whole grey levels. Sums of so few levels are exact in fp32."""
-    shape = [1] * levels.dim()
-    shape[axis] = -1
-    total = torch.zeros((), device=levels.device)
-    for number, places in enumerate(taps):
-        part = levels.index_select(axis, places)
-        total = total + (part if number == 0 else part * (number < counts).to(part.dtype).view(shape))
-    return (total / counts.view(shape)).add_(0.5 + SLACK).floor_()
+def _turned(levels: Tensor) -> Tensor:
+    """Rows and columns exchanged."""
+    return levels.transpose(2, 3).contiguous()
+
+
+def _row_means(levels: Tensor, taps: Tensor, counts: Tensor) -> Tensor:
+    """Means of windows of rows, rounded to whole grey levels; uint8. Sums of so few levels are exact in fp32."""
+    counts = counts[:, None]
+    total = levels.index_select(2, taps[0]).float()
+    for number, places in enumerate(taps[1:], 1):
+        total.addcmul_(levels.index_select(2, places).float(), (number < counts).float())
+    return total.div_(counts).add_(0.5 + SLACK).to(torch.uint8)
 
 
 @lru_cache(maxsize=64)
@@ -126,8 +131,8 @@ def blocks(size: int, small: int, device: torch.device) -> tuple[Tensor, Tensor,
     return torch.from_numpy(taps).to(device), torch.from_numpy(counts).to(device), torch.from_numpy(enlarge).to(device)
 
 
-@register("distortion", "JPEG compression", random=False)
+@register("distortion", "JPEG compression", random=False, levels=True)
 def jpeg_compression(images: Tensor, severity: float, rng: SampleRng) -> Tensor:
     """Encode and decode as JPEG: Pillow on the CPU, the same arithmetic in tensors elsewhere."""
     (quality,) = level("jpeg_compression", severity, images.shape[-1])
-    return jpeg8(round8(images), whole(quality)).div_(255)
+    return jpeg8(images, whole(quality))

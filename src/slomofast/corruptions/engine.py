@@ -12,7 +12,7 @@ from torch import Tensor
 # The modules below enter their functions into the table when they are imported.
 from slomofast.core.errors import ConfigError, InputError
 from slomofast.corruptions import blur, digital, extra, noise, weather  # noqa: F401
-from slomofast.corruptions._ops import truncate8
+from slomofast.corruptions._ops import round8, truncate8
 from slomofast.corruptions._registry import describe_corruption
 from slomofast.corruptions.rng import SampleRng
 
@@ -55,14 +55,20 @@ def corrupt(
     places = _checked_index(index, len(images), images.device)
     if severity == 0 or not len(images):
         return images.clone()
-    per_piece = max(1, _PIECE["cpu" if images.device.type == "cpu" else "gpu"] // images[0].numel())
+    room = _PIECE["cpu" if images.device.type == "cpu" else "gpu"] * (2 if known.levels else 1)  # a byte a value
+    per_piece = max(1, room // images[0].numel())
     out = torch.empty_like(images, memory_format=torch.contiguous_format)
     with torch.no_grad():
         for start in range(0, len(images), per_piece):
             part = slice(start, start + per_piece)
             piece = images[part]
-            unit = piece.float().div_(255) if piece.dtype == torch.uint8 else piece.contiguous()
             rng = SampleRng(seed, places[part], stream=name)
+            if known.levels:
+                exact = piece.dtype == torch.uint8
+                changed = known.function(piece if exact else round8(piece).to(torch.uint8), severity, rng)
+                out[part] = changed if exact else changed.float().div_(255)
+                continue
+            unit = piece.float().div_(255) if piece.dtype == torch.uint8 else piece.contiguous()
             changed = known.function(unit, severity, rng)
             if piece.dtype == torch.uint8:
                 out[part] = truncate8(changed)

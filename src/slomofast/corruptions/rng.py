@@ -37,15 +37,21 @@ class SampleRng:
     def __init__(self, seed: int, index: Tensor, stream: str = "") -> None:
         self.index = index.to(torch.int64)
         self.device = index.device
-        start = _scramble(torch.tensor([_wrap(seed), zlib.crc32(stream.encode())]))
-        start = _scramble(start[:1] + start[1:] * _ODD)
-        self._key = _scramble(_scramble(self.index) + start.to(self.device))
+        self._start = (_wrap(seed), zlib.crc32(stream.encode()))
+        self._key: Tensor | None = None  # made at the first draw: half of the corruptions never draw
         self._draws = 0
+
+    def _sample_keys(self) -> Tensor:
+        if self._key is None:
+            start = _scramble(torch.tensor(self._start))
+            start = _scramble(start[:1] + start[1:] * _ODD)
+            self._key = _scramble(_scramble(self.index) + start.to(self.device))
+        return self._key
 
     def bits(self, *shape: int) -> Tensor:
         """32 random bits per cell as int32, shape (B, *shape)."""
         self._draws += 1
-        key = _scramble(self._key + _wrap(self._draws * _ODD))
+        key = _scramble(self._sample_keys() + _wrap(self._draws * _ODD))
         low, high = key.to(torch.int32)[:, None], (key >> 32).to(torch.int32)[:, None]
         cells = _cells(math.prod(shape), self.device)
         x = cells + low  # int32 arithmetic wraps, as a hash wants it
