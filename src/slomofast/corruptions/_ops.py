@@ -229,12 +229,14 @@ def motion_blur8(levels: Tensor, radius: float, sigma: float, angle: Tensor) -> 
     # The far end of a streak weighs nothing when sigma is small; 1e-5 is a four-hundredth of a level.
     keep = max(1, int((np.cumsum(weights) < 1 - 1e-5).sum()) + 1)
     weights = weights[:keep]
-    batch, channels, size, _ = levels.shape
-    flat = levels.reshape(batch, channels, size * size)
     along = torch.arange(len(weights), device=levels.device)
-    here = torch.arange(size, device=levels.device)
     shift_x = torch.ceil(along * angle.cos()[:, None] - 0.5).long()  # (B, taps)
     shift_y = torch.ceil(along * angle.sin()[:, None] - 0.5).long()
+    if levels.device.type == "cpu" and levels.shape[-1] >= 64:
+        return _sliding_sum(levels, weights, shift_x.tolist(), shift_y.tolist())
+    batch, channels, size, _ = levels.shape
+    flat = levels.reshape(batch, channels, size * size)
+    here = torch.arange(size, device=levels.device)
     columns = (here + shift_x[..., None]).clamp_(0, size - 1)  # (B, taps, S)
     rows = (here + shift_y[..., None]).clamp_(0, size - 1).mul_(size)
     out = torch.full_like(flat, 0.5)
@@ -242,3 +244,16 @@ def motion_blur8(levels: Tensor, radius: float, sigma: float, angle: Tensor) -> 
         place = (rows[:, tap, :, None] + columns[:, tap, None, :]).view(batch, 1, -1)
         out.add_(flat.gather(2, place.expand(-1, channels, -1)), alpha=float(weight))
     return out.floor_().clamp_(max=255).view_as(levels)
+
+
+def _sliding_sum(levels: Tensor, weights: np.ndarray, shift_x: list[list[int]], shift_y: list[list[int]]) -> Tensor:
+    """The streaks of large images one image at a time: shifted views add up faster than gathered pixels."""
+    size = levels.shape[-1]
+    reach = max(abs(s) for shifts in (*shift_x, *shift_y) for s in shifts)
+    padded = F.pad(levels, (reach,) * 4, mode="replicate")
+    out = torch.full_like(levels, 0.5)
+    for image, wide, across, down in zip(out, padded, shift_x, shift_y, strict=True):
+        for weight, x, y in zip(weights, across, down, strict=True):
+            top, left = reach + y, reach + x
+            image.add_(wide[:, top : top + size, left : left + size], alpha=float(weight))
+    return out.floor_().clamp_(max=255)
