@@ -69,6 +69,7 @@ def adapt(
     compile: bool = False,
     check_input: str = "now",
     head: str | None = None,
+    graphs: bool = False,
     probe: torch.Tensor | None = None,
     **options: Any,
 ) -> Adapter:
@@ -83,6 +84,7 @@ def adapt(
         channels_last, compile: speed options; results agree within rounding.
         check_input: `now`, `deferred` (no waiting for the device) or `off`; see `Runtime`.
         head: name of the model's last layer, if it cannot be found.
+        graphs: replay the networks' passes as CUDA graphs, for a host too slow for the device; more device memory.
         probe: a batch to build the networks with now; otherwise the first batch does.
         options: the method's own, see `describe(method).options`.
 
@@ -94,7 +96,7 @@ def adapt(
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected an nn.Module, got {type(model).__name__}")
     info = describe(method)
-    runtime = Runtime(seed, precision, channels_last, compile, check_input, head)
+    runtime = Runtime(seed, precision, channels_last, compile, check_input, head, graphs)
     adapter = info.adapter(model, info.adapter.Config.build(options, preset), runtime)
     return adapter.prepare(probe) if probe is not None else adapter
 

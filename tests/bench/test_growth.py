@@ -36,7 +36,7 @@ def plan() -> Growth:
 
 
 def window(value: int, milliseconds: float = 10.0, mib: float = 50.0) -> GrowthRow:
-    return GrowthRow("steps", value, "tent", "fp32", False, 4, 8, 10, milliseconds, 5.0, 2.0, mib, mib, 100.0)
+    return GrowthRow("steps", value, "tent", "fp32", False, False, 4, 8, 10, milliseconds, 5.0, 2.0, mib, mib, 100.0)
 
 
 def test_each_axis_changes_what_it_names(plan: Growth) -> None:

@@ -42,6 +42,7 @@ class GrowthRow:
     method: str
     precision: str
     compiled: bool
+    graphs: bool
     batch_size: int
     size: int
     classes: int
@@ -70,6 +71,7 @@ class Growth:
     batch_size: int = 200
     precision: str = "fp32"
     compile: bool = False
+    graphs: bool = False
     repeats: int = 20
     seed: int = 0
 
@@ -116,7 +118,8 @@ class Growth:
             peak = torch.cuda.max_memory_allocated(self.device) / 2**20 if on_gpu else math.nan
             median = statistics.median(times)
             yield GrowthRow(
-                "steps", start + count, method, self.precision, self.compile, self.batch_size, self.size, classes,
+                "steps", start + count, method, self.precision, self.compile, self.graphs,
+                self.batch_size, self.size, classes,
                 1e3 * median, 1e3 * yardstick, median / yardstick, peak, allocated, host_mib(),
             )  # fmt: skip
 
@@ -144,12 +147,13 @@ class Growth:
             method,
             precision=self.precision,
             compile=self.compile,
+            graphs=self.graphs,
             steps=self.repeats,
             source=self._source(classes, batch_size),
             options=options,
         )
         return GrowthRow(
-            axis, value, method, self.precision, self.compile, batch_size, self.size, classes,
+            axis, value, method, self.precision, self.compile, self.graphs, batch_size, self.size, classes,
             cost.milliseconds, cost.forward_milliseconds, cost.multiple, cost.peak_mib, math.nan, host_mib(),
         )  # fmt: skip
 
@@ -161,6 +165,7 @@ class Growth:
             method,
             precision=self.precision,
             compile=self.compile,
+            graphs=self.graphs,
             channels_last=on_gpu,
             check_input="deferred" if on_gpu else "now",
         )

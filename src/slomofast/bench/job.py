@@ -51,6 +51,7 @@ class Job:
     precision: str = "fp32"
     metrics: tuple[str, ...] = DEFAULT_METRICS
     compile: bool = False
+    graphs: bool = False
     channels_last: bool = False
 
     def __post_init__(self) -> None:

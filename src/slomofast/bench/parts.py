@@ -57,6 +57,8 @@ def resolve(job: Job) -> Resolved:
         "compile": job.compile,
         "channels_last": job.channels_last,
     }
+    if job.graphs:
+        identity["graphs"] = True  # named only where it is used, so that older ids stay
     if job.source is not None and describe(job.method).needs_source:
         identity["source"] = open_data(job.source).fingerprint
     fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"]}

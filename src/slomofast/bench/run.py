@@ -184,6 +184,7 @@ class _Run:
             # Waiting for the device to say that all pixels are finite would cost a stop per step.
             check_input="now" if self.device.type == "cpu" else "deferred",
             compile=job.compile,
+            graphs=job.graphs,
             channels_last=job.channels_last,
             **{"preset": data.family, **job.options},
         )

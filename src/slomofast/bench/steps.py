@@ -28,6 +28,7 @@ class StepCost:
     method: str
     precision: str
     compiled: bool
+    graphs: bool
     batch_size: int
     milliseconds: float
     p95: float
@@ -44,6 +45,7 @@ def step_cost(
     *,
     precision: str = "fp32",
     compile: bool = False,
+    graphs: bool = False,
     steps: int = 20,
     warm_up: int = 5,
     preset: str | None = None,
@@ -63,6 +65,7 @@ def step_cost(
         preset=preset,
         precision=precision,
         compile=compile,
+        graphs=graphs,
         channels_last=on_gpu,
         check_input="deferred" if on_gpu else "now",
         **(options or {}),
@@ -83,7 +86,8 @@ def step_cost(
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else float("nan")
     median = statistics.median(times)
     return StepCost(
-        method, precision, compile, len(images), 1e3 * median, 1e3 * times[min(len(times) - 1, int(0.95 * len(times)))],
+        method, precision, compile, graphs, len(images),
+        1e3 * median, 1e3 * times[min(len(times) - 1, int(0.95 * len(times)))],
         1e3 * forward, median / forward, peak, first,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ Size = Annotated[int, typer.Option(help="Side of the images in pixels.", min=4)]
 BatchSize = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
 Precision = Annotated[str, typer.Option(help="fp32, or bf16 autocast.")]
 Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")]
+Graphs = Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Plot = Annotated[Path | None, typer.Option(help="Picture to draw, .png or .svg.")]
 
@@ -33,6 +34,7 @@ def growth(
     batch_size: Annotated[int, typer.Option(help="Images in a batch, where the batch is not what grows.", min=1)] = 200,
     precision: Precision = "fp32",
     compile: Compile = False,
+    graphs: Graphs = False,
     device: Device = "cpu",
     repeats: Annotated[int, typer.Option(help="Timed steps of each point.", min=1)] = 20,
     axes: Annotated[
@@ -83,8 +85,8 @@ def growth(
         "queue": whole_numbers(queues, "--queues"),
     }
     network = load_source(model, weights or None).to(place)
-    short = Growth(network, size, batch_size, precision, compile, repeats)
-    long = Growth(network, long_size or size, long_batch or batch_size, precision, compile, repeats)
+    short = Growth(network, size, batch_size, precision, compile, graphs, repeats)
+    long = Growth(network, long_size or size, long_batch or batch_size, precision, compile, graphs, repeats)
     facts = _facts(model, place)
     if out is not None:
         check_columns(out, [*(entry.name for entry in fields(GrowthRow)), *facts])
@@ -117,6 +119,7 @@ def trace(
     batch_size: BatchSize = 200,
     precision: Precision = "fp32",
     compile: Compile = False,
+    graphs: Graphs = False,
     device: Device = "cpu",
     steps: Annotated[int, typer.Option(help="Steps to record.", min=1)] = 4,
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 10,
@@ -157,7 +160,15 @@ def trace(
         return [(batch, labels) for batch in images]
 
     report = watch_steps(
-        network, images, name, precision=precision, compile=compile, steps=steps, warm_up=warm_up, source=source
+        network,
+        images,
+        name,
+        precision=precision,
+        compile=compile,
+        graphs=graphs,
+        steps=steps,
+        warm_up=warm_up,
+        source=source,
     )
     _show_trace(report, name, place.type == "cuda")
     if chrome is not None:
@@ -173,7 +184,7 @@ def trace(
         save(lanes(trace.lanes(shown), trace.marks(shown), title), plot)
         console.print(str(plot), highlight=False, soft_wrap=True)
     if out is not None:
-        _write_shares(out, report, _facts(model, place), (name, precision, compile, batch_size))
+        _write_shares(out, report, _facts(model, place), (name, precision, compile, graphs, batch_size))
 
 
 def _known(names: Sequence[str]) -> tuple[str, ...]:
@@ -306,13 +317,16 @@ def _show_guard(report: WaitReport) -> None:
         console.print(f"while PyTorch refuses to wait: {verdict}", highlight=False)
 
 
-def _write_shares(path: Path, report: WaitReport, facts: dict[str, str], about: tuple[str, str, bool, int]) -> None:
+def _write_shares(
+    path: Path, report: WaitReport, facts: dict[str, str], about: tuple[str, str, bool, bool, int]
+) -> None:
     from slomofast.bench.steps import write_costs
 
     trace = report.trace
-    method, precision, compile, batch_size = about
+    method, precision, compile, graphs, batch_size = about
     known = {
-        "method": method, "precision": precision, "compiled": str(compile), "batch_size": str(batch_size),
+        "method": method, "precision": precision, "compiled": str(compile), "graphs": str(graphs),
+        "batch_size": str(batch_size),
         "step_milliseconds": f"{report.milliseconds:.3f}", "busy_percent": f"{trace.busy:.2f}",
         "waits": str(len(trace.waits)) if trace.on_device else "", "idle_waits": str(len(trace.idle_waits)),
         "refused": report.refused or "",

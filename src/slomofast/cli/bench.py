@@ -78,6 +78,7 @@ def steps(
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 200,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or both separated by a comma.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")] = False,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
     repeats: Annotated[int, typer.Option(help="Timed steps.")] = 20,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="CSV file the rows are appended to.")] = None,
@@ -115,7 +116,9 @@ def steps(
     for kind in split_names(precision):
         for name in split_names(methods) or list_methods():
             try:
-                cost = step_cost(network, images, name, precision=kind, compile=compile, steps=repeats, source=source)
+                cost = step_cost(
+                    network, images, name, precision=kind, compile=compile, graphs=graphs, steps=repeats, source=source
+                )
             except (SlomofastError, torch.cuda.OutOfMemoryError) as error:
                 console.print(f"[yellow]{name}[/]: {error}", highlight=False)
                 continue

@@ -44,6 +44,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Processor threads.")] = None,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.")] = 200,
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")] = False,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format of images.")] = False,
 ) -> None:
     """Run a method over a stream, show its error by domain, and keep one record.
@@ -84,6 +85,7 @@ def run(
         precision=precision,
         metrics=METRICS if metrics == "all" else split_names(metrics),
         compile=compile,
+        graphs=graphs,
         channels_last=channels_last,
     )
     store = Store(out)

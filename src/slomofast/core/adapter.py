@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from slomofast.core.config import AdapterConfig
 from slomofast.core.errors import ConfigError, InputError, ModelError, unknown_name
 from slomofast.core.fingerprint import model_fingerprint
+from slomofast.core.graphs import Recorder, recordable
 from slomofast.core.optim import FlatOptimizer, OptimConfig
 from slomofast.core.params import trainable
 from slomofast.core.registry import MethodInfo, describe
@@ -34,6 +35,7 @@ class Runtime:
         precision: fp32, or bf16 autocast with fp32 weights.
         channels_last: memory format of networks and images.
         compile: `torch.compile` each network.
+        graphs: record the networks' passes as CUDA graphs; nothing changes on other devices.
         check_input: `now` refuses NaN and Inf before anything happens (the host waits for the device once);
             `deferred` never waits: a bad batch is not learned from, and the next call raises; `off` trusts you.
         head: name of the last layer, where it cannot be found.
@@ -45,6 +47,7 @@ class Runtime:
     compile: bool = False
     check_input: str = "now"
     head: str | None = None
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -146,6 +149,8 @@ class Adapter(nn.Module):
                     f"method {self.method!r} needs source data once: call adapter.fit_source(loader) with an iterable "
                     "of (images, labels) before the first batch"
                 )
+            for recorder in self._recorders():
+                recorder.new_step()
             with torch.enable_grad(), self._autocast():
                 logits = self.adapt(x)
             self.steps += 1
@@ -302,6 +307,7 @@ class Adapter(nn.Module):
         if not self._waiting and input_device(self) != self.device:
             self.device = input_device(self)
             self.rng = self.rng.moved(self.device)
+            self._record_passes()
         return self
 
     def prepare(self, probe: Tensor) -> Self:
@@ -329,7 +335,19 @@ class Adapter(nn.Module):
                 if isinstance(member, Classifier | Whole):
                     (member.body if isinstance(member, Classifier) else member.model).compile()
         self._waiting.clear()
+        self._record_passes()
         self.start_here()
+
+    def _record_passes(self) -> None:
+        """Let CUDA graphs do the networks' passes; anew when the networks have moved."""
+        for member in self.children():
+            if isinstance(member, Classifier):
+                on = self.runtime.graphs and self.device.type == "cuda" and recordable(member)
+                member.recorder = Recorder(member.body, self.runtime.precision) if on else None
+
+    def _recorders(self) -> list[Recorder]:
+        found = (getattr(member, "recorder", None) for member in self.children())
+        return [recorder for recorder in found if isinstance(recorder, Recorder)]
 
     def _separated(self, source: nn.Module, sample: Tensor) -> nn.Module:
         try:

@@ -1,0 +1,114 @@
+"""Passes of a network as CUDA graphs: recorded once per batch shape, then replayed without the host's help.
+
+A step of a many-network method launches thousands of small kernels, and a slow host cannot launch them as fast as the
+device runs them. A recorded pass is one launch. Weights stay where they are and are read when the graph runs, so that
+updates in place are seen. What a graph returns is copied, since the next replay writes to the same memory.
+
+A pass that learns keeps its activations until its gradient is taken, so each such pass of a step has a graph of its
+own; passes without gradient share one. A shape that was not seen before runs as usual until it has come back often
+enough to be worth recording, so a short last batch costs nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from slomofast.core.norms import TestTimeNorm
+from slomofast.core.split import logits_of
+
+PATIENCE = 3  # passes of one kind before it is recorded
+MOST = 12  # recorded passes of one network; further kinds run as usual
+
+
+class Recorder:
+    """The recorded passes of one network.
+
+    Args:
+        network: images to features; its parameters must stay where they are.
+        precision: `fp32`, or `bf16` autocast.
+    """
+
+    def __init__(self, network: nn.Module, precision: str) -> None:
+        self.network, self.precision = network, precision
+        self.learns = any(p.requires_grad for p in network.parameters())
+        self.passes: dict[tuple[Any, ...], Callable[[Tensor], Tensor]] = {}
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._taken: Counter[tuple[Any, ...]] = Counter()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a network has other weights and starts without recordings."""
+        return
+
+    def new_step(self) -> None:
+        """All activations of the step before are free again."""
+        self._taken.clear()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        learning = self.learns and torch.is_grad_enabled()
+        kind = (tuple(x.shape), x.dtype, learning)
+        key = (*kind, self._taken[kind])
+        if learning:
+            self._taken[kind] += 1
+        found = self.passes.get(key)
+        if found is None:
+            self._seen[key] += 1
+            if self._seen[key] < PATIENCE or len(self.passes) >= MOST or not x.is_cuda or x.requires_grad:
+                return logits_of(self.network(x))
+            found = self._record(x, learning)
+            self.passes[key] = found
+        return found(x).clone()
+
+    def _record(self, x: Tensor, learning: bool) -> Callable[[Tensor], Tensor]:
+        sample = x.detach().clone()
+        view = _Pass(self.network, self.precision)
+        try:
+            if learning:
+                return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(view, (sample,)))
+            return _Replay(view, sample)
+        except RuntimeError as error:
+            warnings.warn(f"a pass could not be recorded as a CUDA graph and runs as usual ({error})", stacklevel=4)
+            return lambda x: logits_of(self.network(x))
+
+
+class _Pass(nn.Module):
+    """A network under the adapter's autocast, with no casts kept from one pass to the next."""
+
+    def __init__(self, network: nn.Module, precision: str) -> None:
+        super().__init__()
+        self.network, self.precision = network, precision
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+            return logits_of(self.network(x))
+
+
+class _Replay:
+    """A recorded pass without gradient."""
+
+    def __init__(self, view: nn.Module, sample: Tensor) -> None:
+        self.sample = sample
+        side = torch.cuda.Stream(sample.device)
+        side.wait_stream(torch.cuda.current_stream(sample.device))
+        with torch.no_grad(), torch.cuda.stream(side):
+            for _ in range(2):  # kernels are chosen and built before the recording
+                view(sample)
+        torch.cuda.current_stream(sample.device).wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(self.graph):
+            self.result = view(sample)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.sample.copy_(x)
+        self.graph.replay()
+        return self.result
+
+
+def recordable(network: nn.Module) -> bool:
+    """Whether every pass of a network does the same: none of its norm layers gathers statistics."""
+    return not any(isinstance(m, TestTimeNorm) and m.statistics in ("ema", "robust") for m in network.modules())
