@@ -106,3 +106,14 @@ def test_too_few_images_and_a_diverging_loss_are_explained(bars):
         next(train(fresh(), lambda i: images[i], labels[:8], CONFIG))
     with pytest.raises(ConfigError, match="lower lr"):
         list(train(fresh(), lambda i: images[i], labels, TrainConfig(epochs=2, lr=1e12, batch_size=64)))
+
+
+def test_cutout_covers_one_square_per_image():
+    images = torch.rand(16, 3, 12, 12)
+    covered = augment(images, False, 0, torch.Generator().manual_seed(0), cutout=6)
+    changed = (covered != images).any(1)
+    assert torch.all(covered[changed[:, None].expand_as(covered)] == 0.5)
+    assert torch.all(changed.flatten(1).sum(1) <= 36) and torch.all(changed.flatten(1).any(1))
+    for mask in changed:
+        rows, columns = mask.any(1).sum(), mask.any(0).sum()
+        assert mask.sum() == rows * columns  # a rectangle, cut where it leaves the image

@@ -27,6 +27,7 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="Pull of the weights towards zero.")] = 5e-4,
     schedule: Annotated[str, typer.Option(help="onecycle or cosine.")] = "onecycle",
     label_smoothing: Annotated[float, typer.Option(help="Share of the target spread over all classes.")] = 0.0,
+    cutout: Annotated[int, typer.Option(help="Side of a grey square painted into every image; 0 for none.")] = 0,
     augment: Annotated[str, typer.Option(help="none, crop, or flip (crop and mirror); letters must not flip.")] = "",
     out: Annotated[Path, typer.Option(help="Where the weights go.")] = Path("weights.safetensors"),
     half: Annotated[bool, typer.Option("--half", help="Store fp16 weights, half the size.")] = False,
@@ -68,6 +69,7 @@ def train(
         schedule=schedule,  # type: ignore[arg-type]
         flip=augment == "flip",
         crop=0 if augment == "none" else (2 if letters else images.image_size // 8),
+        cutout=cutout,
         label_smoothing=label_smoothing,
         precision=precision,  # type: ignore[arg-type]
         seed=seed,

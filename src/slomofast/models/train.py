@@ -31,6 +31,7 @@ class TrainConfig:
         schedule: `onecycle` rises over the first fifth and falls to zero; `cosine` only falls.
         flip: mirror half of the images. Wrong for letters.
         crop: move images by up to this many pixels, edges reflected.
+        cutout: paint a grey square of this side somewhere into every image, 0 for none.
         label_smoothing: share of the target spread over all classes.
         precision: `fp32`, or `bf16` autocast with channels-last memory.
         seed: of initial weights' use, order and augmentation.
@@ -44,6 +45,7 @@ class TrainConfig:
     schedule: Literal["onecycle", "cosine"] = "onecycle"
     flip: bool = True
     crop: int = 4
+    cutout: int = 0
     label_smoothing: float = 0.0
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
@@ -56,8 +58,9 @@ class TrainConfig:
             raise ConfigError(f"lr must be positive, got {self.lr}")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
-        if self.crop < 0:
-            raise ConfigError(f"crop is a number of pixels >= 0, got {self.crop}")
+        for name in ("crop", "cutout"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is a number of pixels >= 0, got {getattr(self, name)}")
         if self.schedule not in ("onecycle", "cosine"):
             raise ConfigError(f"schedule is onecycle or cosine, got {self.schedule!r}")
         if self.precision not in ("fp32", "bf16"):
@@ -73,8 +76,23 @@ class Epoch:
     error: float
 
 
-def augment(images: Tensor, flip: bool, crop: int, generator: torch.Generator) -> Tensor:
-    """Float images (n, 3, S, S) mirrored and shifted at random, each on its own; edges reflected."""
+def augment(images: Tensor, flip: bool, crop: int, generator: torch.Generator, cutout: int = 0) -> Tensor:
+    """Float images (n, 3, S, S) mirrored, shifted and partly covered at random, each on its own; edges reflected."""
+    return _covered(_moved(images, flip, crop, generator), cutout, generator)
+
+
+def _covered(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
+    """A grey square of `side` pixels whose centre lies anywhere in the image."""
+    if not side:
+        return images
+    n, _, height, width = images.shape
+    centre = torch.rand(2, n, generator=generator).to(images.device)
+    rows = (torch.arange(height, device=images.device) + 0.5 - centre[0, :, None] * height).abs() <= side / 2
+    columns = (torch.arange(width, device=images.device) + 0.5 - centre[1, :, None] * width).abs() <= side / 2
+    return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], 0.5, images)
+
+
+def _moved(images: Tensor, flip: bool, crop: int, generator: torch.Generator) -> Tensor:
     n, _, height, width = images.shape
     device = images.device
     if flip:
@@ -145,7 +163,7 @@ def train(
             step = epoch * per_epoch + k
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(step, steps, config)
-            x = augment(read(index).float() / 255, config.flip, config.crop, generator)
+            x = augment(read(index).float() / 255, config.flip, config.crop, generator, config.cutout)
             y = targets[index.to(device)]
             if fast:
                 x = x.contiguous(memory_format=torch.channels_last)
