@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from slomofast.core.errors import ConfigError, ModelError
-from slomofast.models.external import EXTERNAL_PREFIXES, build_external
+from slomofast.models.external import EXTERNAL_PREFIXES, bare, build_external
 from slomofast.models.normalise import Normalised
 from slomofast.models.registry import describe_model
 from slomofast.models.weights import load_weights, read_weights, strip_prefixes, take_normalisation
@@ -45,15 +45,13 @@ def load_source(
         raise ConfigError(f"classes must be at least 2, got {classes}")
     external = name.startswith(EXTERNAL_PREFIXES)
     if external:
-        model = build_external(name, classes, pretrained=weights is None)
+        model = build_external(name, classes, pretrained=weights is None, normalise=mean is None)
         if weights is not None:
-            inner = model.model if isinstance(model, Normalised) else model
-            load_weights(inner, read_weights(weights), _names(weights))
+            load_weights(bare(model), read_weights(weights), _names(weights))
     else:
         model = _own(name, weights, classes)
     if mean is not None and std is not None:
-        bare = model.model if isinstance(model, Normalised) else model
-        model = Normalised(bare, mean, std)
+        model = Normalised(model.model if isinstance(model, Normalised) else model, mean, std)
     return model.eval()
 
 
