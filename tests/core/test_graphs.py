@@ -49,6 +49,6 @@ def test_replayed_steps_agree_with_plain_ones(method: str, precision: str) -> No
             assert adapter.student.recorder.passes
             adapter.reset()
             torch.testing.assert_close(adapter(stream[0]), outputs[True][0], rtol=1e-3, atol=1e-3)
-    bound = {"fp32": 2e-3, "bf16": 0.1}[precision]
+    bound = {"fp32": 2e-3, "bf16": 0.25}[precision]
     for one, other in zip(outputs[False], outputs[True], strict=True):
         torch.testing.assert_close(one, other, rtol=bound, atol=bound)

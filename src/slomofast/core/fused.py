@@ -1,16 +1,20 @@
-"""BatchNorm with the batch's own statistics, and the ReLU behind it, as two Triton kernels each way.
+"""BatchNorm with the batch's own statistics, and the ReLU behind it, as three Triton kernels each way.
 
 Test-time adaptation runs every BatchNorm on fresh statistics in every pass of every network, so this layer is the
 largest cost beside the convolutions. In channels-last memory an image batch is a matrix of positions by channels; its
 column sums, the normalisation and the gradients are each one sweep over it at the speed of the memory. Sums are made in
 fixed parts that are added in a fixed order, so that equal inputs give equal bits.
 
-CUDA and channels-last only; everything else stays with `F.batch_norm`.
+CUDA and channels-last only, and only in passes that are recorded as graphs (`core.graphs`); everything else stays with
+`F.batch_norm`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -18,16 +22,27 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-PARTS = 128  # most parts a column sum is made of
+PARTS = 256  # most parts a column sum is made of
 SWEEPS = 512  # most programs per block of channels that write
-enabled = True
-"""Set to False to keep to PyTorch's own kernels."""
+TILE = 4096  # values a program looks at together
+WARPS = 8
+_on = ContextVar("fused", default=False)
+
+
+@contextmanager
+def kernels_on() -> Iterator[None]:
+    """Use the kernels inside: worth it where passes are recorded, since each launch costs the host much time."""
+    token = _on.set(True)
+    try:
+        yield
+    finally:
+        _on.reset(token)
 
 
 def suits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether the kernels take this batch: on CUDA, channels-last, with weight and bias."""
     return (
-        enabled
+        _on.get()
         and x.is_cuda
         and x.dim() == 4
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -70,9 +85,9 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def layout(rows: int, channels: int) -> tuple[int, int, int]:
-    """(channels per program, rows per tile, parts of a sum): powers of two, a tile of 4,096 values."""
+    """(channels per program, rows per tile, parts of a sum), all of them powers of two."""
     width = next((w for w in (64, 32, 16) if channels % w == 0), 64)
-    tile = 4096 // width
+    tile = TILE // width
     parts = 1
     while parts < PARTS and parts * tile * 2 <= rows:
         parts *= 2

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slomofast.core.fused import SWEEPS, layout
+from slomofast.core.fused import SWEEPS, WARPS, layout
 
 
 @triton.jit
@@ -38,17 +38,27 @@ def _norm_statistics(x, sums, rows, channels, chunk, TILE: tl.constexpr, WIDTH: 
 
 
 @triton.jit
+def _norm_totals(sums, totals, channels, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+    """The parts added up, always in the same order."""
+    which, block = tl.program_id(0), tl.program_id(1)
+    columns = block * WIDTH + tl.arange(0, WIDTH)
+    inside = columns < channels
+    parts = (which * PARTS + tl.arange(0, PARTS))[:, None] * channels + columns[None, :]
+    total = tl.sum(tl.load(sums + parts, mask=inside[None, :], other=0.0), 0)
+    tl.store(totals + which * channels + columns, total, mask=inside)
+
+
+@triton.jit
 def _norm_apply(
-    x, y, sums, weight, bias, mean_out, scale_out, rows, channels, chunk, eps,
-    TILE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr,
+    x, y, totals, weight, bias, mean_out, scale_out, rows, channels, chunk, eps,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Mean and 1 / deviation from the parts, then the normalised rows."""
+    """Mean and 1 / deviation from the sums, then the normalised rows."""
     part, block = tl.program_id(0), tl.program_id(1)
     columns = block * WIDTH + tl.arange(0, WIDTH)
     inside = columns < channels
-    parts = tl.arange(0, PARTS)[:, None] * channels + columns[None, :]
-    first = tl.sum(tl.load(sums + parts, mask=inside[None, :], other=0.0), 0) / rows
-    second = tl.sum(tl.load(sums + PARTS * channels + parts, mask=inside[None, :], other=0.0), 0) / rows
+    first = tl.load(totals + columns, mask=inside, other=0.0) / rows
+    second = tl.load(totals + channels + columns, mask=inside, other=0.0) / rows
     mean = first + tl.load(x + columns, mask=inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.maximum(second - first * first, 0.0) + eps)
     if part == 0:
@@ -103,21 +113,15 @@ def _norm_gradient_sums(
 
 @triton.jit
 def _norm_gradient(
-    g, x, gx, sums, weight, bias, mean_in, scale_in, gw, gb, rows, channels, chunk,
-    TILE: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, RELU: tl.constexpr,
+    g, x, gx, totals, weight, bias, mean_in, scale_in, rows, channels, chunk,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of weight and bias from the parts, then that of x."""
+    """The gradient of x; the sums are those of bias and weight."""
     part, block = tl.program_id(0), tl.program_id(1)
     columns = block * WIDTH + tl.arange(0, WIDTH)
     inside = columns < channels
-    parts = tl.arange(0, PARTS)[:, None] * channels + columns[None, :]
-    total = tl.sum(tl.load(sums + parts, mask=inside[None, :], other=0.0), 0)
-    product = tl.sum(tl.load(sums + PARTS * channels + parts, mask=inside[None, :], other=0.0), 0)
-    if part == 0:
-        tl.store(gb + columns, total, mask=inside)
-        tl.store(gw + columns, product, mask=inside)
-    total = total / rows
-    product = product / rows
+    total = tl.load(totals + columns, mask=inside, other=0.0) / rows
+    product = tl.load(totals + channels + columns, mask=inside, other=0.0) / rows
     mean = tl.load(mean_in + columns, mask=inside, other=0.0)
     scale = tl.load(scale_in + columns, mask=inside, other=0.0)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
@@ -137,27 +141,40 @@ def _norm_gradient(
         tl.store(gx + at, slope.to(gx.dtype.element_ty), mask=keep)
 
 
-def _grids(x: Tensor) -> tuple[int, int, int, int, int, tuple[int, int], int, tuple[int, int], int]:
-    channels = x.shape[1]
-    rows = x.numel() // channels
-    width, tile, parts = layout(rows, channels)
-    blocks = triton.cdiv(channels, width)
-    reading = triton.cdiv(rows, parts)
-    sweeps = min(SWEEPS, triton.cdiv(rows, tile))
-    writing = triton.cdiv(rows, sweeps)
-    return rows, channels, width, tile, parts, (parts, blocks), reading, (sweeps, blocks), writing
+class _Plan:
+    """How a batch is cut up: programs that add up (`reading`), and programs that write."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.channels = x.shape[1]
+        self.rows = x.numel() // self.channels
+        self.width, self.tile, self.parts = layout(self.rows, self.channels)
+        self.blocks = triton.cdiv(self.channels, self.width)
+        self.reading = triton.cdiv(self.rows, self.parts)
+        sweeps = min(SWEEPS, triton.cdiv(self.rows, self.tile))
+        self.writing = triton.cdiv(self.rows, sweeps)
+        self.read_grid, self.write_grid = (self.parts, self.blocks), (sweeps, self.blocks)
+        self.shape = {"TILE": self.tile, "WIDTH": self.width, "num_warps": WARPS}
+
+    def empty(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Room for two sums per channel: in parts, and in total."""
+        parts = torch.empty(2 * self.parts, self.channels, device=x.device)
+        return parts, torch.empty(2, self.channels, device=x.device)
+
+    def add_up(self, parts: Tensor, totals: Tensor) -> None:
+        """Both totals from their parts."""
+        _norm_totals[(2, self.blocks)](parts, totals, self.channels, WIDTH=self.width, PARTS=self.parts)
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Normalised batch, mean and 1 / deviation per channel."""
-    rows, channels, width, tile, parts, read_grid, reading, write_grid, writing = _grids(x)
-    y = torch.empty_like(x)
-    sums = torch.empty(2 * parts, channels, device=x.device)
-    mean, scale = torch.empty(2, channels, device=x.device)
-    shape = {"TILE": tile, "WIDTH": width, "PARTS": parts, "num_warps": 8}
-    _norm_statistics[read_grid](x, sums, rows, channels, reading, **shape)
-    _norm_apply[write_grid](
-        x, y, sums, weight, bias, mean, scale, rows, channels, writing, eps, RELU=relu, **shape
+    plan, y = _Plan(x), torch.empty_like(x)
+    parts, totals = plan.empty(x)
+    mean, scale = torch.empty(2, plan.channels, device=x.device)
+    sizes = (plan.rows, plan.channels)
+    _norm_statistics[plan.read_grid](x, parts, *sizes, plan.reading, PARTS=plan.parts, **plan.shape)
+    plan.add_up(parts, totals)
+    _norm_apply[plan.write_grid](
+        x, y, totals, weight, bias, mean, scale, *sizes, plan.writing, eps, RELU=relu, **plan.shape
     )  # fmt: skip
     return y, mean, scale
 
@@ -166,13 +183,12 @@ def backward(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the batch, the weight and the bias."""
-    rows, channels, width, tile, parts, read_grid, reading, write_grid, writing = _grids(x)
-    gx = torch.empty_like(x)
-    sums = torch.empty(2 * parts, channels, device=x.device)
-    gw, gb = torch.empty(2, channels, device=x.device)
-    shape = {"TILE": tile, "WIDTH": width, "PARTS": parts, "RELU": relu, "num_warps": 8}
-    _norm_gradient_sums[read_grid](g, x, sums, weight, bias, mean, scale, rows, channels, reading, **shape)
-    _norm_gradient[write_grid](
-        g, x, gx, sums, weight, bias, mean, scale, gw, gb, rows, channels, writing, **shape
+    plan, gx = _Plan(x), torch.empty_like(x)
+    parts, totals = plan.empty(x)
+    known, sizes = (weight, bias, mean, scale), (plan.rows, plan.channels)
+    _norm_gradient_sums[plan.read_grid](
+        g, x, parts, *known, *sizes, plan.reading, PARTS=plan.parts, RELU=relu, **plan.shape
     )  # fmt: skip
-    return gx, gw, gb
+    plan.add_up(parts, totals)
+    _norm_gradient[plan.write_grid](g, x, gx, totals, *known, *sizes, plan.writing, RELU=relu, **plan.shape)
+    return gx, totals[1], totals[0]

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from slomofast.core.fused import kernels_on
 from slomofast.core.norms import TestTimeNorm
 from slomofast.core.split import logits_of
 
@@ -68,9 +69,10 @@ class Recorder:
         sample = x.detach().clone()
         view = _Pass(self.network, self.precision)
         try:
-            if learning:
-                return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(view, (sample,)))
-            return _Replay(view, sample)
+            with torch.autocast("cuda", enabled=False):  # the pass has its own
+                if learning:
+                    return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(view, (sample,)))
+                return _Replay(view, sample)
         except RuntimeError as error:
             warnings.warn(f"a pass could not be recorded as a CUDA graph and runs as usual ({error})", stacklevel=4)
             return lambda x: logits_of(self.network(x))
@@ -84,7 +86,8 @@ class _Pass(nn.Module):
         self.network, self.precision = network, precision
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+        half = torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+        with half, kernels_on():
             return logits_of(self.network(x))
 
 
