@@ -52,7 +52,8 @@ def test_weights_of_three_samples() -> None:
     assert np.allclose(weight.numpy(), weights(z, average)[0], atol=1e-6)
 
 
-def test_one_step_by_hand(fixed_view: None) -> None:
+@pytest.mark.parametrize("subset", ["exact", "mask"])
+def test_one_step_by_hand(fixed_view: None, subset: str) -> None:
     """Gradients through both views, then one hundredth of the way back to the source."""
     theta, x = by_hand.GAMMA_BETA, by_hand.inputs(10)
     plain, seen = numbers(x), numbers(view(x))
@@ -60,11 +61,13 @@ def test_one_step_by_hand(fixed_view: None) -> None:
     w, kept = weights(z, np.full(3, 1 / 3))
 
     def loss(t: np.ndarray) -> float:
-        # the augmented pass normalises with the kept rows alone
-        return losses(by_hand_batch.logits(t, plain), by_hand_batch.logits(t, seen[kept]), w, kept) / 10
+        # the augmented pass normalises with the kept rows alone, or with the whole batch
+        exact = by_hand_batch.logits(t, seen[kept])
+        augmented = exact if subset == "exact" else by_hand_batch.logits(t, seen)[kept]
+        return losses(by_hand_batch.logits(t, plain), augmented, w, kept) / 10
 
     assert 0 < kept.sum() < 10
-    adapter = sf.adapt(by_hand_batch.network(), "roid", **PLAIN)
+    adapter = sf.adapt(by_hand_batch.network(), "roid", subset=subset, **PLAIN)
     output = adapter(x)
     assert float(adapter.logged["loss"]) == pytest.approx(loss(theta), rel=1e-4)
     expected = 0.99 * (theta - 0.1 * by_hand.slope(loss, theta)) + 0.01 * theta

@@ -7,14 +7,12 @@ import slomofast as sf
 from slomofast.testing import batches, synthetic_batch, tiny_net
 
 WAITING = {
-    "cmf": "number of kept images",
     "cotta": "whether the anchor is unsure",
     "deyo": "number of sure images",
     "lame": "end of the iteration",
-    "roid": "number of kept images",
     "rotta": "which images enter the bank",
 }
-NEVER = {"deyo": {"subset": "mask"}, "roid": {"subset": "mask"}}
+NEVER = {"deyo": {"subset": "mask"}}
 """Options under which a waiting method does not wait."""
 
 
