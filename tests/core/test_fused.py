@@ -46,7 +46,9 @@ def test_kernels_agree_with_pytorch(shape: tuple[int, ...], dtype: torch.dtype, 
     slope = torch.randn_like(x)
     inputs = [t.clone().requires_grad_() for t in (x, weight, bias)]
     exact = [t.double().requires_grad_() for t in (x, weight, bias)]
-    assert not fused.suits(inputs[0], inputs[1], inputs[2])
+    assert not fused.suits(inputs[0], inputs[1], inputs[2])  # with gradient only in recorded passes
+    with torch.no_grad():
+        assert fused.suits(inputs[0], inputs[1], inputs[2]) == (x.numel() >= fused.LARGE)
     with fused.kernels_on():
         assert fused.suits(inputs[0], inputs[1], inputs[2])
     ours = fused.batch_norm(inputs[0], inputs[1], inputs[2], 1e-5, relu)

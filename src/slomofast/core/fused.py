@@ -5,7 +5,8 @@ largest cost beside the convolutions. In channels-last memory an image batch is 
 column sums, the normalisation and the gradients are each one sweep over it at the speed of the memory. Sums are made in
 fixed parts that are added in a fixed order, so that equal inputs give equal bits.
 
-CUDA and channels-last only, and only in passes that are recorded as graphs (`core.graphs`); everything else stays with
+CUDA and channels-last only, and only where it pays, since each launch costs the host more than one of PyTorch's: in
+passes that are recorded as graphs (`core.graphs`), and for large batches without gradient. Everything else stays with
 `F.batch_norm`.
 """
 
@@ -25,13 +26,14 @@ from torch.autograd.function import once_differentiable
 PARTS = 256  # most parts a column sum is made of
 SWEEPS = 512  # most programs per block of channels that write
 TILE = 4096  # values a program looks at together
-WARPS = 8
+WARPS = 4
+LARGE = 2**22  # values in a batch from which the kernels outrun the host's launches
 _on = ContextVar("fused", default=False)
 
 
 @contextmanager
 def kernels_on() -> Iterator[None]:
-    """Use the kernels inside: worth it where passes are recorded, since each launch costs the host much time."""
+    """Use the kernels inside, whatever the size."""
     token = _on.set(True)
     try:
         yield
@@ -40,10 +42,10 @@ def kernels_on() -> Iterator[None]:
 
 
 def suits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the kernels take this batch: on CUDA, channels-last, with weight and bias."""
+    """Whether the kernels take this batch: on CUDA, channels-last, with weight and bias, and worth it."""
     return (
-        _on.get()
-        and x.is_cuda
+        x.is_cuda
+        and (_on.get() or (x.numel() >= LARGE and not torch.is_grad_enabled()))
         and x.dim() == 4
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and weight is not None
