@@ -218,6 +218,8 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"student_information": 1.0},
         {"slow_agreement": 1.0},
         {"contrast_with": "student"},
+        {"student_contrast": 1.0},
+        {"student_contrast": 1.0, "consistency": ("fast_aug",)},
         {"slow_share": 0.3},
         {"calibrate": False},
         {"smoothing": 5.0},

@@ -31,7 +31,7 @@ from slomofast.bench.parts import (
 )
 from slomofast.bench.source import fit_source, requirements
 from slomofast.bench.store import FORMAT, Record, Store
-from slomofast.bench.trace import Diagnostics, forgetting_figures, prototype_features
+from slomofast.bench.trace import Diagnostics, forgetting_figures, member_errors, member_figures, prototype_features
 from slomofast.core.errors import ConfigError, unknown_name
 from slomofast.metrics import Curve, ForgettingProbe, Step, summarise
 from slomofast.streams import Stream
@@ -222,7 +222,7 @@ class _Run:
         meter = _Meter(self.resolved.id, self.stream, self.options.notify_every, on_progress)
         for step in evaluate(self.adapter, self.stream.from_position(self.position)):
             self.curve.update(step)
-            self.diagnostics.update(step.diagnostics)
+            self.diagnostics.update({**step.diagnostics, **member_errors(self.adapter.member_logits, step.target)})
             self.position = step.position + 1
             if self.probe is not None:
                 self.probe.observe(self.adapter, step.position)
@@ -271,6 +271,9 @@ class _Run:
                 peak_host=peak_bytes(torch.device("cpu")),
                 trainable_share=self.adapter.trainable_share(),
             )
+        diagnostics = self.diagnostics.to_dict()
+        if members := member_figures(diagnostics, curve["count"]):
+            metrics["members"] = members
         names = self.stream.domains
         segments = [
             row | {"domain": names[row["domain"]] if row["domain"] >= 0 else None} for row in self.stream.table()
@@ -289,7 +292,7 @@ class _Run:
                 "curve": curve,
                 "segments": segments,
                 "metrics": metrics,
-                "diagnostics": self.diagnostics.to_dict(),
+                "diagnostics": diagnostics,
                 "skipped_steps": self.adapter.skipped,
                 "warnings": noted,
                 "prototypes": prototype_features(self.adapter),

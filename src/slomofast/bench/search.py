@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import slomofast
+from slomofast.bench.trace import member_sums
 from slomofast.core.errors import ConfigError
 from slomofast.corruptions import EXTRA
 from slomofast.data.catalog import DataSet
@@ -93,7 +93,7 @@ def search(
                 output = adapter(batch.images)
                 counts[batch.cycle] = counts.get(batch.cycle, 0) + len(batch)
                 held = wrong.setdefault(batch.cycle, {})
-                for name, logits in {"": output, **_subsets(adapter.member_logits)}.items():
+                for name, logits in {"": output, **member_sums(adapter.member_logits)}.items():
                     missed = (logits.argmax(1) != batch.target).sum()
                     held[name] = held[name] + missed if name in held else missed
             for cycle, sums in wrong.items():
@@ -107,15 +107,6 @@ def search(
         results.append(candidate)
         done(candidate)
     return sorted(results, key=lambda found: found.mean)
-
-
-def _subsets(logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Summed logits of every combination of members."""
-    found = {}
-    for count in range(1, len(logits) + 1):
-        for names in itertools.combinations(logits, count):
-            found["+".join(names)] = torch.stack([logits[name].float() for name in names]).sum(0)
-    return found
 
 
 def write_table(path: Path, method: str, candidates: Sequence[Candidate], facts: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,37 @@ class Diagnostics:
         self._waiting.clear()
         for column in self._columns.values():
             column.extend([None] * (self._steps - len(column)))
+
+
+def member_sums(logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Summed logits of every combination of members, by their names joined with +."""
+    found = {}
+    for count in range(1, len(logits) + 1):
+        for names in itertools.combinations(logits, count):
+            found["+".join(names)] = torch.stack([logits[name].float() for name in names]).sum(0)
+    return found
+
+
+def member_errors(logits: Mapping[str, Tensor], target: Tensor) -> dict[str, Tensor]:
+    """Error in percent of every combination of members on one batch, named `error_<members>`; stays on the device."""
+    return {
+        f"error_{name}": 100 * (total.argmax(1) != target.to(total.device)).float().mean()
+        for name, total in member_sums(logits).items()
+    }
+
+
+def member_figures(diagnostics: Mapping[str, Sequence[float | None]], counts: Sequence[int]) -> dict[str, float]:
+    """Error in percent of every combination of members over a whole run, from its batches' errors and sizes.
+
+    >>> member_figures({"error_student": [10.0, 40.0], "loss": [1.0, 2.0]}, [200, 100])
+    {'student': 20.0}
+    """
+    found = {}
+    for name, errors in diagnostics.items():
+        if name.startswith("error_"):
+            known = [(error, count) for error, count in zip(errors, counts, strict=True) if error is not None]
+            found[name.removeprefix("error_")] = sum(e * c for e, c in known) / max(1, sum(c for _, c in known))
+    return found
 
 
 def forgetting_figures(held_out: Mapping[str, Any]) -> dict[str, Any]:

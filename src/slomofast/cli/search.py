@@ -33,27 +33,38 @@ def search_command(
     images_per_domain: Annotated[int | None, typer.Option(help="Images per visit of a domain.")] = 1000,
     batch_size: Annotated[int, typer.Option()] = 200,
     cycles: Annotated[int, typer.Option(help="How often the four corruptions come.")] = 2,
+    severities: Annotated[str, typer.Option(help="Strengths, each a stream of its own, separated by commas.")] = "3,5",
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="CSV file that the results are appended to.")] = None,
 ) -> None:
     """Choose hyper-parameters on the four extra corruptions (never on the fifteen test ones).
 
     Each candidate runs over speckle noise, gaussian blur, spatter and saturate at severities 3 and 5, twice in a
-    row. Example: [bold]slomofast search tent --grid lr=1e-3,3e-4,1e-4[/]
+    row. What is best there may drift on longer streams: try also [bold]--cycles 10 --images-per-domain 2000[/].
+
+    Example: [bold]slomofast search tent --grid lr=1e-3,3e-4,1e-4[/]
     """
     import sys
 
     from rich.table import Table
 
     from slomofast.bench.search import Candidate, combinations, search, write_table
-    from slomofast.cli._options import pairs
+    from slomofast.cli._options import pairs, split_names
+    from slomofast.cli._shared import fail
     from slomofast.core.registry import describe
     from slomofast.corruptions import EXTRA
     from slomofast.data import open_data
     from slomofast.models import load_source
 
+    try:
+        strengths = [float(text) for text in split_names(severities) or []]
+    except ValueError:
+        fail(f"--severities are numbers in [0, 5] separated by commas, got {severities!r}")
+    if not strengths or not all(0 <= strength <= 5 for strength in strengths):
+        fail(f"--severities are numbers in [0, 5] separated by commas, got {severities!r}")
     config = describe(method).adapter.Config
     read = {
         name: [config.parse({name: text.replace("+", ",")})[name] for text in values.split(",")]
@@ -81,11 +92,12 @@ def search_command(
         network,
         opened,
         cycles=cycles,
+        severities=strengths,
         images_per_domain=images_per_domain,
         batch_size=batch_size,
         seed=seed,
         preset=opened.family,
-        runtime={"precision": precision, "channels_last": device != "cpu", "check_input": "deferred"},
+        runtime={"precision": precision, "channels_last": device != "cpu", "check_input": "deferred", "graphs": graphs},
         done=done,
     )
     table = Table("error %", "options", "best members", title=f"{method}: best first", title_justify="left", box=None)

@@ -83,6 +83,7 @@ class SloMoFastConfig(OptimConfig):
     slow_share: float = option(1.0, "weight of the agreement with the slow teacher", low=0.0)
     weighting: Literal["none", "certainty"] = option("none", "weigh the student's samples by certainty and diversity")
     student_information: float = option(1.0, "weight of information maximisation on the student", low=0.0)
+    student_contrast: float = option(0.0, "weight of the contrastive loss on the student's features", low=0.0)
     student_ratio: float = option(0.0, "weight of the soft likelihood ratio on the student", low=0.0)
     student_pull: float = option(0.0, "share of the way the student returns to the source per step", low=0.0, high=1.0)
     slow_agreement: float = option(0.0, "weight of T2's agreement with T1", low=0.0)
@@ -169,7 +170,7 @@ class SloMoFastAdapter(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         config = self.config
-        fast, sure = self._observe(x)
+        fast_z, fast, sure = self._observe(x)
         prototypes, present = self.queues.prototypes()
         chain = MEAN_TEACHER if config.augment_flip else UNMIRRORED
         view = augment(x, self.rng, chain, config.augment_per)
@@ -183,7 +184,11 @@ class SloMoFastAdapter(Adapter):
         chosen = {name: logits[name] for name in config.members}
         output = self._rule()(chosen)
 
-        self.update(self._student_loss(student, seen, fast, slow.detach()), "student")
+        loss = self._student_loss(student, seen, fast, slow.detach())
+        if config.student_contrast:
+            clean_z = student_z if self.learns_from_clean else fast_z
+            loss = loss + config.student_contrast * self._contrast(clean_z, seen_z, prototypes, present)
+        self.update(loss, "student")
         if config.student_pull:
             pull_towards(trainable(self.student), self.student_source, config.student_pull)
         if config.restore_student:
@@ -218,7 +223,7 @@ class SloMoFastAdapter(Adapter):
             self.log(f"disagreement_{one}_{other}", differing.float().mean())
 
     @torch.no_grad()
-    def _observe(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _observe(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """T1's view of the batch, and the confident, shape-dependent part of it into the queues."""
         config = self.config
         z, logits = self.fast.both(x)
@@ -238,7 +243,7 @@ class SloMoFastAdapter(Adapter):
         self.log("share_shaped", shaped.float().mean())
         self.log("share_queued", fit.float().mean())
         self.log("queue_fill", self.queues.fill())
-        return logits, sure
+        return z.float(), logits, sure
 
     def _student_loss(self, student: Tensor, seen: Tensor, fast: Tensor, slow: Tensor) -> Tensor:
         """L_ST: agreement with the chosen teachers; beyond the paper: certain and diverse predictions of its own."""
@@ -270,6 +275,14 @@ class SloMoFastAdapter(Adapter):
         self.log("share_weighted", kept.float().mean())
         return weight
 
+    def _contrast(
+        self, z: Tensor, second: Tensor, prototypes: Tensor, present: Tensor, chosen: Tensor | None = None
+    ) -> Tensor:
+        """L_CL: two views of an image and the prototype nearest to it belong together."""
+        near = nearest(z.detach(), prototypes, present)
+        chosen = present.any().expand(len(z)) if chosen is None else chosen
+        return contrastive(self.projector(torch.stack([z, second, near])), self.config.temperature, chosen)
+
     def _slow_loss(
         self,
         second: Tensor,
@@ -288,9 +301,7 @@ class SloMoFastAdapter(Adapter):
         self.log("share_taught", chosen.float().mean())
         loss = torch.zeros((), device=self.device)
         if config.contrastive_weight:
-            near = nearest(z.detach(), prototypes, present)
-            views = torch.stack([z, second, near])
-            term = contrastive(self.projector(views), config.temperature, chosen)
+            term = self._contrast(z, second, prototypes, present, chosen)
             self.log("loss_contrastive", term)
             loss = loss + config.contrastive_weight * term
         if config.prototype_weight:
