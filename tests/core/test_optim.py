@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+import slomofast as sf
 from slomofast.core.optim import FlatOptimizer, OptimConfig
+from slomofast.testing import batches, tiny_net
 
 
 def _nets() -> tuple[nn.Module, nn.Module]:
@@ -54,3 +56,32 @@ def test_bad_gradient_changes_nothing(kind: str, poison: float) -> None:
     after = {**net.state_dict(), **flat.state_dict()}
     assert [k for k in before if k != "skipped" and not torch.equal(before[k], after[k])] == []
     assert int(flat.skipped) == 2
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_relative_steps_are_shares_of_the_weights(kind: str) -> None:
+    plain, relative = _nets()
+    before = [p.detach().clone() for p in plain.parameters()]
+    x = torch.randn(7, 5)
+    for net, on in ((plain, False), (relative, True)):
+        flat = FlatOptimizer(list(net.parameters()), OptimConfig(optimizer=kind, lr=0.05, relative=on))  # type: ignore[arg-type]
+        loss = net(x).square().mean()
+        flat.step(torch.autograd.grad(loss, flat.targets), loss)
+        assert "scale" not in flat.state_dict()
+    for start, p, q in zip(before, plain.parameters(), relative.parameters(), strict=True):
+        torch.testing.assert_close(q - start, (p - start) * start.square().mean().sqrt(), rtol=1e-4, atol=1e-7)
+
+
+def test_relative_steps_do_not_care_how_large_weights_before_a_norm_are() -> None:
+    def outputs(factor: float, relative: bool) -> list[torch.Tensor]:
+        net = tiny_net("batch")
+        with torch.no_grad():
+            for module in net.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.weight.mul_(factor)
+        adapter = sf.adapt(net, "slomo_fast_star", relative=relative, lr=0.02)
+        return [adapter(x) for x in batches(4, size=48)]
+
+    for one, other in zip(outputs(1.0, True), outputs(8.0, True), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    assert not torch.allclose(outputs(1.0, False)[-1], outputs(8.0, False)[-1], rtol=2e-2, atol=2e-2)

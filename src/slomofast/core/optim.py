@@ -28,10 +28,17 @@ class OptimConfig(AdapterConfig):
     beta2: float = option(0.999, "Adam's second-moment decay", low=0.0, high=0.999999)
     weight_decay: float = option(0.0, "L2 penalty added to the gradient", low=0.0)
     nesterov: bool = option(True, "Nesterov momentum (SGD only)")
+    relative: bool = option(False, "steps in units of each tensor's root-mean-square source weight")
+
+
+LEAST_SCALE = 1e-3  # of a tensor whose weights are nearly zero, such as fresh biases
 
 
 class FlatOptimizer(nn.Module):
     """One optimiser over a list of parameters, kept as flat vectors.
+
+    With `relative` steps a step size means the same to every network: a weight in front of a normalisation layer may be
+    multiplied by any number without a change in what the network says, but Adam moves it by `lr` whatever its size.
 
     Args:
         parameters: what it moves; the order must be the same when a state is loaded.
@@ -43,6 +50,7 @@ class FlatOptimizer(nn.Module):
     count: Tensor
     first: Tensor
     second: Tensor
+    scale: Tensor
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: OptimConfig, lr: float | None = None) -> None:
         super().__init__()
@@ -54,6 +62,8 @@ class FlatOptimizer(nn.Module):
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("first", torch.zeros(size, device=device))
         self.register_buffer("second", torch.zeros(size if config.optimizer == "adam" else 0, device=device))
+        # known from the source weights, hence no part of the state
+        self.register_buffer("scale", sizes_of(parameters if config.relative else [], device), persistent=False)
 
     @property
     def targets(self) -> list[nn.Parameter]:
@@ -81,6 +91,8 @@ class FlatOptimizer(nn.Module):
             gradient = gradient + self.config.weight_decay * flatten(targets) * ok
         self.count += ok
         change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
+        if self.config.relative:
+            change = change * self.scale
         torch._foreach_add_(cast(list[Tensor], targets), unflatten(change, targets))
 
     @torch.no_grad()
@@ -108,3 +120,10 @@ class FlatOptimizer(nn.Module):
         self.first.mul_(torch.where(ok, mu, 1.0)).add_(gradient)
         direction = gradient + mu * self.first if self.config.nesterov else self.first
         return direction * (-self.lr * ok)
+
+
+@torch.no_grad()
+def sizes_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """For every value of the tensors, in one vector, the root mean square of the tensor it is in."""
+    each = [t.float().square().mean().sqrt().clamp(min=LEAST_SCALE).expand(t.numel()) for t in tensors]
+    return torch.cat(each).to(device) if each else torch.zeros(0, device=device)
