@@ -232,3 +232,84 @@ class BalancedBank(nn.Module):
         self.labels[:count] = torch.tensor(ledger.labels, dtype=torch.int64, device=device)
         self.uncertainties[:count] = torch.tensor(ledger.uncertainties, dtype=torch.float32, device=device)
         self.ages[:count] = torch.tensor(ledger.ages, dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def fetch(
+        self, ledger: BalancedLedger, logits: Tensor, usable: Tensor, *figures: Tensor
+    ) -> tuple[list[int], list[float], list[float]]:
+        """What the host needs to place a batch, in one transfer; the ledger is loaded with what the bank holds.
+
+        Args:
+            logits: (B, C) of the arrivals.
+            usable: which arrivals may be banked (B,); of the others the entropy is NaN.
+            figures: values (0-d) that travel along.
+
+        Returns:
+            predicted classes, entropies, figures.
+        """
+        p = logits.softmax(1)
+        entropies = torch.where(usable, -(p * (p + 1e-6).log()).sum(1), float("nan"))
+        tail = [figure[None] for figure in figures]
+        parts = [self.labels, self.uncertainties, self.ages, p.argmax(1), entropies, *tail]
+        values = torch.cat([part.float() for part in parts]).cpu()
+        held, uncertainties, ages, labels, fresh, *rest = values.split([len(part) for part in parts])
+        ledger.load(held.long().tolist(), uncertainties.tolist(), ages.long().tolist())
+        return labels.long().tolist(), fresh.tolist(), [float(value) for value in rest]
+
+
+class ClassDrift(nn.Module):
+    """How far running class means of features have moved from the source's, in units of the source's variances."""
+
+    source_means: Tensor
+    source_variances: Tensor
+    means: Tensor
+
+    def __init__(self, classes: int, dim: int, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("source_means", torch.zeros(classes, dim, device=device))
+        self.register_buffer("source_variances", torch.ones(classes, dim, device=device))
+        self.register_buffer("means", torch.zeros(classes, dim, device=device))
+
+    @torch.no_grad()
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Take means and variances of each class over (features (B, D), labels (B,)), and start from these means.
+
+        A class of fewer than two samples takes the variance of all samples; one of none also their mean.
+        """
+        classes, device = len(self.means), self.means.device
+        # double: a variance is the small difference of large sums
+        count = torch.zeros(classes, 1, dtype=torch.float64, device=device)
+        total, squares = (torch.zeros(self.means.shape, dtype=torch.float64, device=device) for _ in range(2))
+        for features, labels in batches:
+            z = features.double()
+            count.index_add_(0, labels, torch.ones_like(z[:, :1]))
+            total.index_add_(0, labels, z)
+            squares.index_add_(0, labels, z.square())
+        mean, variance = _moments(count, total, squares)
+        overall_mean, overall_variance = _moments(count.sum(0), total.sum(0), squares.sum(0))
+        self.source_means.copy_(torch.where(count > 0, mean, overall_mean))
+        self.source_variances.copy_(torch.where(count > 1, variance, overall_variance))
+        self.means.copy_(self.source_means)
+
+    @torch.no_grad()
+    def follow(self, features: Tensor, labels: Tensor, usable: Tensor, rate: float, eps: float = 1e-6) -> Tensor:
+        """The drift (0-d) before these features, over the classes among them; then their running means move by `rate`.
+
+        The drift is the mean over classes and dimensions of (mean - source mean)^2 / (source variance + eps); zero
+        where no sample is usable.
+        """
+        with torch.autocast(features.device.type, enabled=False):  # it would round the sums to three digits
+            mine = (labels[:, None] == torch.arange(len(self.means), device=labels.device)) & usable[:, None]
+            count = mine.sum(0)[:, None]
+            batch = mine.float().T @ torch.where(usable[:, None], features.float(), 0.0) / count.clamp(min=1)
+        present = count > 0
+        ratio = (self.means - self.source_means).square() / (self.source_variances + eps)
+        drift = torch.where(present, ratio, 0.0).mean(1).sum() / present.sum().clamp(min=1)
+        self.means.copy_(torch.where(present, self.means.lerp(batch, rate), self.means))
+        return drift
+
+
+def _moments(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance from sums; meaningless where the count is zero, or one."""
+    mean = total / count.clamp(min=1)
+    return mean, (squares - total * mean).clamp(min=0) / (count - 1).clamp(min=1)

@@ -31,6 +31,7 @@ SIDE = 12
 
 OPTIONS: dict[str, dict[str, object]] = {
     "eta": {"redundancy_margin": 0.8},
+    "petta": {"teacher_momentum": 0.5},
     "rdumb": {"interval": 5, "redundancy_margin": 0.8},
     "rotta": {"update_every": 24, "teacher_momentum": 0.5},
     "sar": {"reset_below": 0.05},

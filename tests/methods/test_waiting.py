@@ -10,6 +10,7 @@ WAITING = {
     "cotta": "whether the anchor is unsure",
     "deyo": "number of sure images",
     "lame": "end of the iteration",
+    "petta": "which images enter the bank, and the divergence",
     "rotta": "which images enter the bank",
 }
 NEVER = {"deyo": {"subset": "mask"}}

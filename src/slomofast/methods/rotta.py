@@ -68,37 +68,26 @@ class Rotta(Adapter):
     def adapt(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             logits = self.teacher(x).float()
-        ledger, waiting, labels, uncertainties = self._fetch(logits)
+        config = self.config
+        ledger = BalancedLedger(config.capacity, self.classes, config.age_weight, config.uncertainty_weight)
+        usable = self.usable(torch.isfinite(logits).all(1))
+        labels, uncertainties, (count,) = self.bank.fetch(ledger, logits, usable, self.waiting)
+        waiting = int(count)
         rows: dict[int, int] = {}
         for row, (label, uncertainty) in enumerate(zip(labels, uncertainties, strict=True)):
             slot = ledger.add(label, uncertainty) if uncertainty == uncertainty else None
             if slot is not None:
                 rows[slot] = row
             waiting += 1
-            if waiting == self.config.update_every:
+            if waiting == config.update_every:
                 self.bank.store(x, rows)
                 self._learn(ledger)
                 rows, waiting = {}, 0
         self.bank.store(x, rows)
         self.bank.record(ledger)
         self.waiting.fill_(waiting)
-        self.log("bank_fill", len(ledger.labels) / self.config.capacity)
+        self.log("bank_fill", len(ledger.labels) / config.capacity)
         return logits
-
-    @torch.no_grad()
-    def _fetch(self, logits: Tensor) -> tuple[BalancedLedger, int, list[int], list[float]]:
-        """What the host needs to place the batch, in one transfer: bank, counter, predicted classes and entropies."""
-        bank, config = self.bank, self.config
-        p = logits.softmax(1)
-        uncertainty = -(p * (p + 1e-6).log()).sum(1)
-        if self._bad_input is not None:
-            uncertainty = torch.where(self._bad_input, float("nan"), uncertainty)
-        parts = [bank.labels, bank.uncertainties, bank.ages, self.waiting[None], p.argmax(1), uncertainty]
-        values = torch.cat([part.float() for part in parts]).cpu()
-        held, entropies, ages, waiting, labels, fresh = values.split([len(part) for part in parts])
-        ledger = BalancedLedger(config.capacity, self.classes, config.age_weight, config.uncertainty_weight)
-        ledger.load(held.long().tolist(), entropies.tolist(), ages.long().tolist())
-        return ledger, int(waiting), labels.long().tolist(), fresh.tolist()
 
     def _learn(self, ledger: BalancedLedger) -> None:
         """One update of both networks on the whole bank; their BatchNorm averages move during these passes only."""
