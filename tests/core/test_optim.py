@@ -85,3 +85,22 @@ def test_relative_steps_do_not_care_how_large_weights_before_a_norm_are() -> Non
     for one, other in zip(outputs(1.0, True), outputs(8.0, True), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
     assert not torch.allclose(outputs(1.0, False)[-1], outputs(8.0, False)[-1], rtol=2e-2, atol=2e-2)
+
+
+def test_adam_without_memory_is_a_fresh_one_each_step_with_a_rate_per_tensor() -> None:
+    ours, theirs = _nets()
+    config = OptimConfig(lr=0.05, weight_decay=0.1, momentum=0.0, beta2=0.0)
+    flat = FlatOptimizer(list(ours.parameters()), config)
+    paces = [0.0, 0.5, 1.0, 2.0]
+    each = torch.cat([torch.full((p.numel(),), pace) for p, pace in zip(flat.targets, paces, strict=True)])
+    for _ in range(4):
+        x = torch.randn(7, 5)
+        loss = ours(x).square().mean()
+        flat.step(torch.autograd.grad(loss, flat.targets), loss, pace=each)
+        groups = [{"params": [p], "lr": 0.05 * pace} for p, pace in zip(theirs.parameters(), paces, strict=True)]
+        fresh = torch.optim.Adam(groups, weight_decay=0.1)
+        fresh.zero_grad()
+        theirs(x).square().mean().backward()
+        fresh.step()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)

@@ -71,11 +71,18 @@ class FlatOptimizer(nn.Module):
         return self._parameters_list
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], loss: Tensor, when: Tensor | None = None) -> None:
+    def step(
+        self,
+        gradients: Sequence[Tensor | None],
+        loss: Tensor,
+        when: Tensor | None = None,
+        pace: Tensor | None = None,
+    ) -> None:
         """Move the parameters once along `gradients`; None stands for zero. Nothing moves if anything is not finite.
 
         `when` is a 0-d bool on the device: unset, the step is left out (and not counted as skipped), so that a batch
-        with nothing to learn from does not coast on momentum.
+        with nothing to learn from does not coast on momentum. `pace` multiplies the change of each value, in one
+        vector.
         """
         targets = self._parameters_list
         if not targets:
@@ -93,6 +100,8 @@ class FlatOptimizer(nn.Module):
         change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
         if self.config.relative:
             change = change * self.scale
+        if pace is not None:
+            change = change * pace
         torch._foreach_add_(cast(list[Tensor], targets), unflatten(change, targets))
 
     @torch.no_grad()
