@@ -30,6 +30,14 @@ BATCH = 12
 SIDE = 12
 
 OPTIONS: dict[str, dict[str, object]] = {
+    "asr": {
+        "redundancy_margin": 0.8,
+        "lr": 0.02,
+        "baseline_start": 0.9,
+        "baseline_rate": 0.7,
+        "reset_slope": 0.2,
+        "penalty_weight": 500,
+    },
     "eta": {"redundancy_margin": 0.8},
     "petta": {"teacher_momentum": 0.5},
     "rdumb": {"interval": 5, "redundancy_margin": 0.8},

@@ -70,15 +70,20 @@ class Eta(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         logits = self.student(x)
+        loss, kept = self.objective(logits)
+        loss = loss + self.penalty(logits)
+        self.update(loss, when=kept.any())
+        self.log("loss", loss)
+        return logits
+
+    def objective(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted entropy of the samples that count, and which those are; they join the average prediction."""
         uncertainty = entropy(logits.float())
         kept = self._select(logits.detach().float(), uncertainty.detach())
         weight = (self.reliable_below - uncertainty.detach()).exp()
-        loss = masked_mean(weight * uncertainty, kept) + self.penalty(logits)
-        self.update(loss, when=kept.any())
         self.log("entropy", uncertainty.mean())
-        self.log("loss", loss)
         self.log("share_kept", kept.float().mean())
-        return logits
+        return masked_mean(weight * uncertainty, kept), kept
 
     def penalty(self, logits: Tensor) -> Tensor:
         """What is added to the loss; nothing here."""
