@@ -35,30 +35,25 @@ from slomofast.losses import cross_entropy, symmetric_cross_entropy
 
 
 @dataclass(frozen=True)
-class CottaConfig(OptimConfig):
-    """Options of CoTTA."""
+class AveragedTeacherConfig(OptimConfig):
+    """Options of methods whose teacher is averaged over views where the source network is unsure."""
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": {"threshold": 0.72},
-        "imagenet": {"optimizer": "sgd", "lr": 0.01, "threshold": 0.1, "restore": 0.001, "symmetric": True},
+        "imagenet": {"optimizer": "sgd", "lr": 0.01, "threshold": 0.1},
     }
 
     threshold: float = option(0.92, "mean confidence of the source network below which views are averaged", low=0.0)
     views: int = option(32, "augmented views that are averaged", low=1)
     teacher_momentum: float = option(0.999, "share of the old teacher per step", low=0.0, high=1.0)
-    restore: float = option(0.01, "share of the student's weights returned to the source per step", low=0.0, high=1.0)
-    symmetric: bool = option(False, "add the reverse cross-entropy, each direction with weight one half")
     train: Literal["all", "named"] = option("all", "parameters that learn: all, or those called weight or bias")
     augment_per: Per = option("batch", "draw augmentation parameters once per batch and view or once per image")
 
 
-@register("cotta", paper="arXiv:2203.13591", trains="all parameters", norms=("batch", "group", "layer", "none"),
-          returns="teacher's logits from before the update, averaged over views if the source is unsure")  # fmt: skip
-class Cotta(Adapter):
-    """Learn from an augmentation-averaged teacher and restore random weights to the source."""
+class AveragedTeacher(Adapter):
+    """Student, teacher and anchor; the teacher's logits are averaged over views where the anchor is unsure."""
 
-    Config = CottaConfig
-    config: CottaConfig
+    config: AveragedTeacherConfig
 
     def build(self, model: Classifier) -> None:
         self.student = copy_network(model, train=self.config.train)
@@ -66,26 +61,8 @@ class Cotta(Adapter):
         self.anchor = copy_network(model)
         self.optimize("student", self.student)
 
-    def members(self) -> dict[str, nn.Module]:
-        return {"teacher": self.teacher, "student": self.student}
-
-    def adapt(self, x: Tensor) -> Tensor:
-        config = self.config
-        target = self._targets(x)
-        logits = self.student(x).float()
-        if config.symmetric:
-            loss = symmetric_cross_entropy(logits, target, 0.5, 0.5).mean()
-        else:
-            loss = cross_entropy(logits, target).mean()
-        self.update(loss)
-        ema_update(self.teacher, self.student, config.teacher_momentum)
-        # after the teacher's update: restored values reach it with the next one
-        restore(trainable(self.student), self._source(), config.restore, self.rng)
-        self.log("loss", loss)
-        return target
-
     @torch.no_grad()
-    def _targets(self, x: Tensor) -> Tensor:
+    def targets(self, x: Tensor) -> Tensor:
         """The teacher's logits: of the clean batch, or averaged over augmented views where the anchor is unsure."""
         if not self._unsure(x):
             self.log("views", 1)
@@ -103,6 +80,46 @@ class Cotta(Adapter):
         confidence = self.anchor(x).float().softmax(1).amax(1).mean()
         self.log("anchor_confidence", confidence)
         return bool(confidence < threshold)
+
+
+@dataclass(frozen=True)
+class CottaConfig(AveragedTeacherConfig):
+    """Options of CoTTA."""
+
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **AveragedTeacherConfig.PRESETS,
+        "imagenet": {**AveragedTeacherConfig.PRESETS["imagenet"], "restore": 0.001, "symmetric": True},
+    }
+
+    restore: float = option(0.01, "share of the student's weights returned to the source per step", low=0.0, high=1.0)
+    symmetric: bool = option(False, "add the reverse cross-entropy, each direction with weight one half")
+
+
+@register("cotta", paper="arXiv:2203.13591", trains="all parameters", norms=("batch", "group", "layer", "none"),
+          returns="teacher's logits from before the update, averaged over views if the source is unsure")  # fmt: skip
+class Cotta(AveragedTeacher):
+    """Learn from an augmentation-averaged teacher and restore random weights to the source."""
+
+    Config = CottaConfig
+    config: CottaConfig
+
+    def members(self) -> dict[str, nn.Module]:
+        return {"teacher": self.teacher, "student": self.student}
+
+    def adapt(self, x: Tensor) -> Tensor:
+        config = self.config
+        target = self.targets(x)
+        logits = self.student(x).float()
+        if config.symmetric:
+            loss = symmetric_cross_entropy(logits, target, 0.5, 0.5).mean()
+        else:
+            loss = cross_entropy(logits, target).mean()
+        self.update(loss)
+        ema_update(self.teacher, self.student, config.teacher_momentum)
+        # after the teacher's update: restored values reach it with the next one
+        restore(trainable(self.student), self._source(), config.restore, self.rng)
+        self.log("loss", loss)
+        return target
 
     def _source(self) -> Tensor:
         """Source values of what the student trains, from the anchor, so that no third copy is kept."""
