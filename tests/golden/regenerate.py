@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "penalty_weight": 500,
     },
     "eta": {"redundancy_margin": 0.8},
+    "lcotta": {"redundancy_margin": 0.8, "lr": 0.003, "components": 2, "queue": 4, "interval": 1},
     "petta": {"teacher_momentum": 0.5},
     "rdumb": {"interval": 5, "redundancy_margin": 0.8},
     "rotta": {"update_every": 24, "teacher_momentum": 0.5},

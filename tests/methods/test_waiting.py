@@ -10,10 +10,11 @@ WAITING = {
     "cotta": "whether the anchor is unsure",
     "deyo": "number of sure images",
     "lame": "end of the iteration",
+    "lcotta": "axes of the queue, once per sampled gradient",
     "petta": "which images enter the bank, and the divergence",
     "rotta": "which images enter the bank",
 }
-NEVER = {"deyo": {"subset": "mask"}}
+NEVER = {"deyo": {"subset": "mask"}, "lcotta": {"interval": 100}}
 """Options under which a waiting method does not wait."""
 
 
