@@ -121,9 +121,7 @@ class SourceReplay(nn.Module):
     @torch.no_grad()
     def draw(self, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
         """A batch of images and labels, each image once; where fewer are stored they repeat in the same order."""
-        stored = torch.isfinite(self.keys)
-        order = torch.where(stored, rng.uniform(len(stored)), 2.0).argsort()
-        chosen = order[torch.arange(count, device=order.device) % stored.sum()]
+        chosen = drawn_slots(torch.isfinite(self.keys), count, rng)
         return self.images[chosen], self.labels[chosen]
 
 
@@ -313,3 +311,52 @@ def _moments(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Ten
     """Mean and unbiased variance from sums; meaningless where the count is zero, or one."""
     mean = total / count.clamp(min=1)
     return mean, (squares - total * mean).clamp(min=0) / (count - 1).clamp(min=1)
+
+
+def drawn_slots(stored: Tensor, count: int, rng: Rng) -> Tensor:
+    """Indices (count,) of slots in use (N,), in random order, each once; where fewer are in use they repeat."""
+    order = torch.where(stored, rng.uniform(len(stored)), 2.0).argsort()
+    return order[torch.arange(count, device=order.device) % stored.sum().clamp(min=1)]
+
+
+class CertainImages(nn.Module):
+    """Test images of low entropy with predicted labels; an empty slot has entropy inf.
+
+    Arrivals take free slots in order, then those of the largest entropy, whether or not their own is smaller. What is
+    stored is not looked at again, so the most certain images stay for good.
+    """
+
+    images: Tensor
+    labels: Tensor
+    entropies: Tensor
+
+    def __init__(self, capacity: int, shape: tuple[int, ...], device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("images", torch.zeros(capacity, *shape, device=device))
+        self.register_buffer("labels", torch.zeros(capacity, dtype=torch.int64, device=device))
+        self.register_buffer("entropies", torch.full((capacity,), float("inf"), device=device))
+
+    @torch.no_grad()
+    def push(self, images: Tensor, labels: Tensor, entropies: Tensor, keep: Tensor) -> None:
+        """Store the images that count (B,), in their order; of more than there are slots, the first."""
+        most = min(len(keep), len(self.entropies))
+        slots = self.entropies.sort(descending=True, stable=True).indices[:most]  # empty ones first
+        rows = (~keep).to(torch.uint8).sort(stable=True).indices[:most]  # kept ones first
+        arrives = keep[rows]
+        for held, offered in ((self.images, images), (self.labels, labels), (self.entropies, entropies.float())):
+            mask = arrives.view(-1, *(1 for _ in held.shape[1:]))
+            held[slots] = torch.where(mask, offered[rows], held[slots])
+
+    @torch.no_grad()
+    def draw(self, count: int, rng: Rng) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch of images and labels in random order, and which of its rows (count,) are no repetitions.
+
+        Where fewer are stored they repeat in the same order; where none is, the images are empty and no row counts.
+        """
+        stored = torch.isfinite(self.entropies)
+        chosen = drawn_slots(stored, count, rng)
+        return self.images[chosen], self.labels[chosen], torch.arange(count, device=chosen.device) < stored.sum()
+
+    def fill(self) -> Tensor:
+        """Share of all slots in use."""
+        return torch.isfinite(self.entropies).float().mean()

@@ -40,6 +40,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "eta": {"redundancy_margin": 0.8},
     "lcotta": {"redundancy_margin": 0.8, "lr": 0.003, "components": 2, "queue": 4, "interval": 1},
+    "obao": {"entropy_margin": 0.3, "capacity": 20, "replay_batch": 8, "teacher_momentum": 0.5},
     "petta": {"teacher_momentum": 0.5},
     "rdumb": {"interval": 5, "redundancy_margin": 0.8},
     "rotta": {"update_every": 24, "teacher_momentum": 0.5},
