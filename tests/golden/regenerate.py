@@ -45,6 +45,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "rdumb": {"interval": 5, "redundancy_margin": 0.8},
     "rotta": {"update_every": 24, "teacher_momentum": 0.5},
     "sar": {"reset_below": 0.05},
+    "tca": {"topology_weight": 1.0, "align_weight": 0.5, "teacher_momentum": 0.9},
 }
 """Options other than the defaults, for methods that would show little of themselves in eight small batches."""
 

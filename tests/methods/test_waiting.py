@@ -13,8 +13,9 @@ WAITING = {
     "lcotta": "axes of the queue, once per sampled gradient",
     "petta": "which images enter the bank, and the divergence",
     "rotta": "which images enter the bank",
+    "tca": "whether the anchor is unsure",
 }
-NEVER = {"deyo": {"subset": "mask"}, "lcotta": {"interval": 100}}
+NEVER = {"deyo": {"subset": "mask"}, "tca": {"threshold": 0.0}, "lcotta": {"interval": 100}}
 """Options under which a waiting method does not wait."""
 
 
