@@ -1,4 +1,4 @@
-"""Shared set-up: one thread per test process, and where the optional real data lies."""
+"""Shared set-up: one thread per test process, the same random numbers in every test, where the optional real data lies."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,12 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """A test must not depend on which tests ran before it in the same process."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
