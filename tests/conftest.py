@@ -1,4 +1,4 @@
-"""Shared set-up: one thread per test process, the same random numbers in every test, where the optional real data lies."""
+"""Shared set-up: one thread per process, the same random numbers in every test, where the optional real data lies."""
 
 import os
 from pathlib import Path
