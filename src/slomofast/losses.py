@@ -136,3 +136,9 @@ def marginal_entropy(logits: Tensor) -> Tensor:
     log_mean = logits.log_softmax(2).logsumexp(0) - math.log(logits.shape[0])
     log_mean = log_mean.clamp_min(torch.finfo(log_mean.dtype).min)
     return -(log_mean.exp() * log_mean).sum(1)
+
+
+def agreed(logits: Tensor, logits_view: Tensor, teacher: Tensor) -> Tensor:
+    """One value: symmetric cross-entropy with the teacher, half from the clean and half from the augmented image."""
+    clean = symmetric_cross_entropy(logits, teacher, 0.5, 0.5)
+    return 0.5 * (clean + symmetric_cross_entropy(logits_view, teacher, 0.5, 0.5)).mean()

@@ -93,6 +93,19 @@ def test_record_tells_the_whole_story(tiny: Job, tmp_path) -> None:
     assert record["fingerprints"]["stream"] and record["environment"]["torch"] == torch.__version__
 
 
+def test_errors_of_the_members_and_of_their_sums(tiny: Job, tmp_path) -> None:
+    plain = dataclasses.replace(tiny, method="slomo_fast", options={"calibrate": False})
+    record = run_job(plain, tmp_path, device="cpu")
+    members = record["metrics"]["members"]
+    assert len(members) == 7  # three alone, three pairs, all
+    # uncalibrated, the method predicts with the plain sum of all three
+    assert members["student+fast+slow"] == pytest.approx(record["metrics"]["error"]["samples"], abs=1e-3)
+    alone = run_job(
+        dataclasses.replace(plain, options={"calibrate": False, "members": ("slow",)}), tmp_path, device="cpu"
+    )
+    assert members["slow"] == pytest.approx(alone["metrics"]["error"]["samples"], abs=1e-3)
+
+
 def test_a_record_that_exists_is_not_made_again(tiny: Job, tmp_path) -> None:
     first = run_job(tiny, tmp_path, device="cpu")
 

@@ -73,6 +73,11 @@ class Ensemble(nn.Module):
         return self.rule(logits) if self.rule else next(iter(logits.values()))
 
 
+def added(logits: dict[str, Tensor]) -> Tensor:
+    """Sum of the members' logits."""
+    return torch.stack([member.float() for member in logits.values()]).sum(0)
+
+
 class Adapter(nn.Module):
     """A classifier that learns from the unlabeled batches it predicts.
 

@@ -30,16 +30,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slomofast.augment import Per, augment
-from slomofast.core.adapter import Adapter, Ensemble
+from slomofast.core.adapter import Adapter, Ensemble, added
 from slomofast.core.config import option
 from slomofast.core.errors import ConfigError, ModelError
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
-from slomofast.losses import entropy, masked_mean
+from slomofast.losses import agreed, entropy, masked_mean
 from slomofast.memory import CertainImages, ClassMeans, labelled
-from slomofast.methods.rmt import added, agreed
 
 
 @dataclass(frozen=True)

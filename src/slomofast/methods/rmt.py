@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slomofast.augment import Per, augment
-from slomofast.core.adapter import Adapter, Ensemble
+from slomofast.core.adapter import Adapter, Ensemble, added
 from slomofast.core.config import option
 from slomofast.core.optim import FlatOptimizer, OptimConfig
 from slomofast.core.params import copy_network, ema_update, projector
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
-from slomofast.losses import contrastive, symmetric_cross_entropy
+from slomofast.losses import agreed, contrastive, symmetric_cross_entropy
 from slomofast.memory import ClassMeans, SourceReplay, labelled
 
 
@@ -131,14 +131,3 @@ class Rmt(Adapter):
         self.log("loss_agreement", agreement)
         self.log("loss_contrastive", alignment)
         return added({"student": logits.detach(), "teacher": teacher})
-
-
-def agreed(logits: Tensor, logits_view: Tensor, teacher: Tensor) -> Tensor:
-    """One value: symmetric cross-entropy with the teacher, half from the clean and half from the augmented image."""
-    clean = symmetric_cross_entropy(logits, teacher, 0.5, 0.5)
-    return 0.5 * (clean + symmetric_cross_entropy(logits_view, teacher, 0.5, 0.5)).mean()
-
-
-def added(logits: dict[str, Tensor]) -> Tensor:
-    """Sum of the members' logits."""
-    return torch.stack([member.float() for member in logits.values()]).sum(0)

@@ -36,8 +36,8 @@ from slomofast.core.config import option
 from slomofast.core.params import ema_update
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
+from slomofast.losses import agreed
 from slomofast.methods.cotta import AveragedTeacher, AveragedTeacherConfig
-from slomofast.methods.rmt import agreed
 
 
 @dataclass(frozen=True)
