@@ -14,8 +14,9 @@ from slomofast.bench.cost import Yardstick, cost_figures, forward_seconds
 from slomofast.bench.outcome import out_of_memory
 from slomofast.bench.parts import job_data, job_model, pick_device, restricted
 from slomofast.bench.run import attempt
-from slomofast.bench.trace import Diagnostics
+from slomofast.bench.trace import Diagnostics, member_errors
 from slomofast.core.errors import ConfigError
+from slomofast.core.registry import describe
 from slomofast.metrics import Curve
 from slomofast.streams import Stream
 
@@ -104,6 +105,24 @@ def test_errors_of_the_members_and_of_their_sums(tiny: Job, tmp_path) -> None:
         dataclasses.replace(plain, options={"calibrate": False, "members": ("slow",)}), tmp_path, device="cpu"
     )
     assert members["slow"] == pytest.approx(alone["metrics"]["error"]["samples"], abs=1e-3)
+
+
+def test_member_errors_by_hand() -> None:
+    logits = {
+        "a": torch.tensor([[3.0, 0.0, 2.0], [1.0, 0.0, 0.0]]),
+        "b": torch.tensor([[0.0, 2.9, 2.0], [0.0, 0.0, 4.0]]),
+    }
+    found = member_errors(logits, torch.tensor([2, 2]))  # sums: [3, 2.9, 4] and [1, 0, 4]
+    assert {name: float(value) for name, value in found.items()} == {"error_a": 100, "error_b": 50, "error_a+b": 0}
+
+
+def test_a_preset_among_the_options_is_what_runs(tiny: Job, tmp_path) -> None:
+    def loss(options: dict, folder: str) -> float:
+        job = dataclasses.replace(tiny, method="slomo_fast_star", options=options, metrics=("calibration",))
+        return run_job(job, tmp_path / folder, device="cpu")["metrics"]["calibration"]["nll"]
+
+    spelled = describe("slomo_fast_star").adapter.Config.PRESETS["paper"]
+    assert loss({"preset": "paper"}, "a") == loss(dict(spelled), "b") != loss({}, "c")
 
 
 def test_a_record_that_exists_is_not_made_again(tiny: Job, tmp_path) -> None:
