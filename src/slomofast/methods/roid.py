@@ -9,8 +9,8 @@ Prior Correction", WACV 2024. Returned are the clean logits from before the upda
 
 The augmented pass sees the whole batch and samples left out weigh nothing, so that the host never waits and every step
 has the same shapes. In public code it sees the kept samples alone and its BatchNorm statistics are theirs; that is
-`subset="exact"`, which makes no difference to the error and doubles the time of a step, since a device that meets a new
-shape must plan every convolution anew.
+`subset="exact"`. The errors of both are alike; the time is not, since a device that meets a new shape must plan every
+convolution anew.
 
 Departures: the loss is divided by the images of the batch, not by a configured batch size (`divide_by=64` gives the
 public code's short last batch); a batch whose samples all agree, where the public code divides zero by zero, keeps
