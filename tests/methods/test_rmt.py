@@ -8,6 +8,7 @@ import torch
 from by_hand_batch import numbers
 
 import slomofast as sf
+from slomofast.core.optim import FlatOptimizer
 from slomofast.core.rng import Rng
 from slomofast.memory import SourceReplay
 from slomofast.methods import rmt
@@ -91,13 +92,13 @@ def test_source_free_by_default() -> None:
 
 def test_warm_up_ramps_the_step_and_survives_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
-    true_step = rmt.FlatOptimizer.step
+    true_step = FlatOptimizer.step
 
-    def noted(self: rmt.FlatOptimizer, *arguments: object) -> None:
+    def noted(self: FlatOptimizer, *arguments: object) -> None:
         rates.append(self.lr)
         true_step(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rmt.FlatOptimizer, "step", noted)
+    monkeypatch.setattr(FlatOptimizer, "step", noted)
     adapter = sf.adapt(by_hand_batch.network(), "rmt", warmup_images=29, teacher_momentum=0.5, **PLAIN)
     adapter.fit_source(source())
     assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1])  # 29 // 6 steps

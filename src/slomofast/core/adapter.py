@@ -257,6 +257,10 @@ class Adapter(nn.Module):
         optimizer = FlatOptimizer(chosen, cast(OptimConfig, self.config), lr)
         self.add_module(f"optimizer_{name}", optimizer)
 
+    def optimizer(self, name: str = "student") -> FlatOptimizer:
+        """The optimiser attached under a name, for methods that make their own steps."""
+        return cast(FlatOptimizer, self.get_submodule(f"optimizer_{name}"))
+
     def update(self, loss: Tensor, *names: str, when: Tensor | None = None) -> None:
         """One gradient step of the named optimisers (of all, when none is named); a loss not finite moves nothing.
 

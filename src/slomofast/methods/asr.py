@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from slomofast.core.config import option
-from slomofast.core.optim import FlatOptimizer
 from slomofast.core.params import copy_network, flatten, unflatten
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
@@ -83,10 +82,10 @@ class Asr(Eta):
     def build(self, model: Classifier) -> None:
         super().build(model)
         self.anchor = copy_network(model)
-        weights = flatten(self._optimizer.targets).to(self.device)
+        weights = flatten(self.optimizer().targets).to(self.device)
         self.register_buffer("source", weights)
         # the tensor that a weight belongs to, counted from the input side; known from the network, hence not saved
-        sizes = torch.tensor([p.numel() for p in self._optimizer.targets], dtype=torch.int64, device=self.device)
+        sizes = torch.tensor([p.numel() for p in self.optimizer().targets], dtype=torch.int64, device=self.device)
         self.register_buffer("place", torch.arange(len(sizes), device=self.device).repeat_interleave(sizes), False)
         # of the stretch since the last reset: sums, and batches in them
         self.register_buffer("fisher_sum", torch.zeros_like(weights))
@@ -99,10 +98,6 @@ class Asr(Eta):
         self.start = math.log(self.config.baseline_start * self.classes)
         self.register_buffer("baseline", torch.full((), self.start, device=self.device))
         self.register_buffer("pull", torch.zeros((), device=self.device))
-
-    @property
-    def _optimizer(self) -> FlatOptimizer:
-        return cast(FlatOptimizer, self.optimizer_student)
 
     def adapt(self, x: Tensor) -> Tensor:
         logits = self.student(x)
@@ -119,7 +114,7 @@ class Asr(Eta):
 
     def _step(self, loss: Tensor, learns: Tensor, seen: Tensor) -> None:
         """Add the batch to the stretch's sums, then step down loss + pull * sum_k F_k (theta_k - mean_k)^2."""
-        targets = self._optimizer.targets
+        targets = self.optimizer().targets
         found = torch.autograd.grad(loss, targets, allow_unused=True)
         gradient = flatten([torch.zeros_like(p) if g is None else g for g, p in zip(found, targets, strict=True)])
         here = flatten(targets)
@@ -130,7 +125,7 @@ class Asr(Eta):
         away = here - self.theta_mean
         slope = self.pull * self.fisher_mean * away  # half the penalty's gradient
         total = loss.detach() + (slope * away).sum()
-        self._optimizer.step(unflatten(gradient + 2.0 * slope, targets), total, learns)
+        self.optimizer().step(unflatten(gradient + 2.0 * slope, targets), total, learns)
         self.log("loss", total)
 
     @torch.no_grad()
@@ -159,10 +154,10 @@ class Asr(Eta):
 
     def _take_back(self, back: Tensor, share: Tensor) -> None:
         """Return the last `share` of the tensors to the source; optimiser and average prediction start afresh."""
-        targets = cast(list[Tensor], self._optimizer.targets)
+        targets = cast(list[Tensor], self.optimizer().targets)
         lost = back & (self.place >= (1.0 - share).clamp(min=0.0) * len(targets))
         torch._foreach_copy_(targets, unflatten(torch.where(lost, self.source, flatten(targets)), targets))
-        self._optimizer.forget(back)
+        self.optimizer().forget(back)
         self.average.masked_fill_(back, 0.0)
         self.started &= ~back
         self.log("share_reset", lost.float().mean())

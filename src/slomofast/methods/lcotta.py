@@ -22,14 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from slomofast.core.config import option
 from slomofast.core.errors import ConfigError
-from slomofast.core.optim import FlatOptimizer
 from slomofast.core.params import flatten, unflatten
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
@@ -67,17 +66,13 @@ class LCoTTA(Eta):
 
     def build(self, model: Classifier) -> None:
         super().build(model)
-        size = sum(p.numel() for p in self._optimizer.targets)
+        size = sum(p.numel() for p in self.optimizer().targets)
         self.subspace = Subspace(size, self.config.queue, self.config.components, self.device)
-
-    @property
-    def _optimizer(self) -> FlatOptimizer:
-        return cast(FlatOptimizer, self.optimizer_student)
 
     def adapt(self, x: Tensor) -> Tensor:
         logits = self.student(x)
         loss, kept = self.objective(logits)
-        targets = self._optimizer.targets
+        targets = self.optimizer().targets
         if not loss.requires_grad:
             return logits
         learns = kept.any()
@@ -87,7 +82,7 @@ class LCoTTA(Eta):
             self.subspace.push(raw, learns)
         gradient = self.subspace.project(raw)
         when = self.usable(torch.ones_like(learns)) if self.config.coast else learns
-        self._optimizer.step(unflatten(gradient, targets), loss, when)
+        self.optimizer().step(unflatten(gradient, targets), loss, when)
         self.log("loss", loss)
         self.log("share_in_subspace", gradient.square().sum() / raw.square().sum().clamp(min=1e-30))
         return logits

@@ -28,7 +28,7 @@ from slomofast.augment import Crop, augmix
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
 from slomofast.core.norms import norm_kinds
-from slomofast.core.optim import FlatOptimizer, OptimConfig
+from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, flatten, trainable, unflatten
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
@@ -115,4 +115,4 @@ class Memo(Adapter):
     def _forget(self) -> None:
         moved = trainable(self.student)
         torch._foreach_copy_(cast(list[Tensor], moved), unflatten(self.source, moved))
-        cast(FlatOptimizer, self.optimizer_student).forget()
+        self.optimizer().forget()

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from slomofast.augment import Per, augment
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
-from slomofast.core.optim import FlatOptimizer, OptimConfig
+from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, flatten, unflatten
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, logits_of
@@ -78,18 +78,14 @@ class Palm(Adapter):
             if isinstance(layer, nn.Conv2d):
                 layer.requires_grad_(True)
         self.optimize("student", self.student)
-        sizes = [p.numel() for p in self._optimizer.targets]
+        sizes = [p.numel() for p in self.optimizer().targets]
         # pace: what the step size of a tensor is multiplied by; zero until it is selected for the first time
         self.register_buffer("sensitivity", torch.zeros(sum(sizes), device=self.device))
         self.register_buffer("pace", torch.zeros(len(sizes), device=self.device))
         self.register_buffer("sizes", torch.tensor(sizes, dtype=torch.long, device=self.device), persistent=False)
 
-    @property
-    def _optimizer(self) -> FlatOptimizer:
-        return cast(FlatOptimizer, self.optimizer_student)
-
     def adapt(self, x: Tensor) -> Tensor:
-        config, targets = self.config, self._optimizer.targets
+        config, targets = self.config, self.optimizer().targets
         logits = self._plainly(x)
         if not targets:
             return logits
@@ -105,7 +101,7 @@ class Palm(Adapter):
         loss = certainty + config.consistency * self.classes * agreement
         gradient = torch.autograd.grad(loss, targets, allow_unused=True)
         pace = self.pace * selected if config.strict_freeze else self.pace
-        self._optimizer.step(gradient, loss, self.usable(torch.ones_like(sure[0])), self._each(pace))
+        self.optimizer().step(gradient, loss, self.usable(torch.ones_like(sure[0])), self._each(pace))
         self.log("loss_entropy", certainty)
         self.log("loss_consistency", agreement)
         self.log("share_sure", sure.float().mean())
@@ -122,7 +118,7 @@ class Palm(Adapter):
     @torch.no_grad()
     def _select(self, gradients: tuple[Tensor | None, ...]) -> Tensor:
         """Which tensors have a small gradient; their running sensitivity and their pace are brought up to date."""
-        targets = cast(list[Tensor], self._optimizer.targets)
+        targets = cast(list[Tensor], self.optimizer().targets)
         # nothing compares with NaN, so a tensor without a gradient is not selected
         dense = [torch.full_like(p, torch.nan) if g is None else g for g, p in zip(gradients, targets, strict=True)]
         gradient = flatten(dense).float()
@@ -139,7 +135,7 @@ class Palm(Adapter):
 
     def _sums(self, values: Tensor) -> Tensor:
         """Sum of absolute values over each tensor."""
-        return torch.stack(torch._foreach_norm(unflatten(values, self._optimizer.targets), 1))
+        return torch.stack(torch._foreach_norm(unflatten(values, self.optimizer().targets), 1))
 
     def _each(self, figures: Tensor) -> Tensor:
         """A figure per tensor as one per value."""

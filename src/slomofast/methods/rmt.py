@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from slomofast.augment import Per, augment
 from slomofast.core.adapter import Adapter, Ensemble, added
 from slomofast.core.config import option
-from slomofast.core.optim import FlatOptimizer, OptimConfig
+from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update, projector
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
@@ -100,7 +100,7 @@ class Rmt(Adapter):
     def _warm_up(self, size: int) -> None:
         """Let student and teacher agree on source images while the step size grows to its final value."""
         steps = self.config.warmup_images // size
-        optimizer = cast(FlatOptimizer, self.get_submodule("optimizer_student"))
+        optimizer = self.optimizer()
         for step in range(1, steps + 1):
             optimizer.lr = self.config.lr * step / steps
             images, _ = self.replay.draw(size, self.rng)

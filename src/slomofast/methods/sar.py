@@ -28,7 +28,7 @@ from torch import Tensor
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
 from slomofast.core.norms import freeze_norms
-from slomofast.core.optim import FlatOptimizer, OptimConfig
+from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, flatten, unflatten
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
@@ -68,19 +68,15 @@ class Sar(Adapter):
         self.student = copy_network(model, train="norm")
         freeze_norms(self.student, self.config.frozen, exactly=("norm",) if self.config.frozen else ())
         self.optimize("student", self.student)
-        targets = self._optimizer.targets
+        targets = self.optimizer().targets
         self.register_buffer("source", flatten(targets) if targets else torch.zeros(0, device=self.device))
         # the running loss means nothing until `started`
         self.register_buffer("running", torch.zeros((), device=self.device))
         self.register_buffer("started", torch.zeros((), dtype=torch.bool, device=self.device))
         self.reliable_below = self.config.entropy_margin * math.log(self.classes)
 
-    @property
-    def _optimizer(self) -> FlatOptimizer:
-        return cast(FlatOptimizer, self.optimizer_student)
-
     def adapt(self, x: Tensor) -> Tensor:
-        targets = self._optimizer.targets
+        targets = self.optimizer().targets
         logits = self.student(x)
         uncertainty = entropy(logits.float())
         self.log("entropy", uncertainty.mean())
@@ -97,7 +93,7 @@ class Sar(Adapter):
         with torch.no_grad():
             # copied, not subtracted: rounding must not leave a trace, nor a gradient that was not finite
             torch._foreach_copy_(cast(list[Tensor], targets), unflatten(here, targets))
-        self._optimizer.step(gradient, loss, None if self.config.coast else kept.any())
+        self.optimizer().step(gradient, loss, None if self.config.coast else kept.any())
         self._recover(loss.detach(), kept.any())
         self.log("loss", loss)
         self.log("share_kept", kept.float().mean())
@@ -106,7 +102,7 @@ class Sar(Adapter):
     @torch.no_grad()
     def _climb(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Move the weights by `radius` along the gradient; its length is that over all weights together."""
-        targets = cast(list[Tensor], self._optimizer.targets)
+        targets = cast(list[Tensor], self.optimizer().targets)
         direction = flatten([torch.zeros_like(p) if g is None else g for g, p in zip(gradients, targets, strict=True)])
         scale = self.config.radius / (torch.linalg.vector_norm(direction) + 1e-12)
         torch._foreach_add_(targets, unflatten(direction * scale, targets))
@@ -119,9 +115,9 @@ class Sar(Adapter):
         self.running.copy_(torch.where(counts, moved, self.running))
         self.started |= counts
         back = self.started & (self.running < self.config.reset_below)
-        targets = cast(list[Tensor], self._optimizer.targets)
+        targets = cast(list[Tensor], self.optimizer().targets)
         torch._foreach_copy_(targets, unflatten(torch.where(back, self.source, flatten(targets)), targets))
-        self._optimizer.forget(back)
+        self.optimizer().forget(back)
         self.started &= ~back
         self.running.masked_fill_(back, 0.0)
         self.log("running_loss", self.running)
