@@ -215,8 +215,7 @@ def unpack(archive: Path, target: Path, top: str = "") -> None:
             if zipfile.is_zipfile(archive):
                 _extract_zip(archive, folder)
             else:
-                with tarfile.open(archive) as tar:
-                    tar.extractall(folder, filter="data")
+                _extract_tar(archive, folder)
         except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
             raise DataError(f"{archive} cannot be unpacked ({error}); delete it and fetch it again") from error
         entries = [e for e in Path(folder).iterdir() if e.name != "__MACOSX"]
@@ -233,9 +232,25 @@ def _extract_zip(archive: Path, folder: str) -> None:
     """Unpack a zip file, comparing every entry with its own checksum; entries that reach outside are refused."""
     with zipfile.ZipFile(archive) as file:
         for name in file.namelist():
-            if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
+            if _outside(name):
                 raise zipfile.BadZipFile(f"its entry {name!r} reaches outside")
         file.extractall(folder)
+
+
+def _extract_tar(archive: Path, folder: str) -> None:
+    """Unpack a tar file of plain files and folders; links, devices and entries that reach outside are refused."""
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            if _outside(member.name) or not (member.isfile() or member.isdir()):
+                raise tarfile.TarError(f"{member.name} is no plain file inside the archive")
+        # Python 3.11 has this second guard from 3.11.4 on
+        guard: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        tar.extractall(folder, **guard)
+
+
+def _outside(name: str) -> bool:
+    """Whether an entry of an archive would land outside the folder it is unpacked to."""
+    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
 def get(
