@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slomofast.core.errors import ConfigError, DataError, unknown_name
 from slomofast.data.ccc import index_shard
