@@ -11,14 +11,16 @@ enough to be worth recording, so a short last batch costs nothing.
 
 from __future__ import annotations
 
-import warnings
+import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from slomofast.core.errors import ModelError
 from slomofast.core.fused import kernels_on
 from slomofast.core.norms import TestTimeNorm
 from slomofast.core.split import logits_of
@@ -41,6 +43,7 @@ class Recorder:
         self.passes: dict[tuple[Any, ...], Callable[[Tensor], Tensor]] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._taken: Counter[tuple[Any, ...]] = Counter()
+        self._unrecorded = False  # whether a pass of this step that learns ran as usual
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a network has other weights and starts without recordings."""
@@ -48,6 +51,11 @@ class Recorder:
 
     def new_step(self) -> None:
         """All activations of the step before are free again."""
+        self.gradients_taken()
+        self._unrecorded = False
+
+    def gradients_taken(self) -> None:
+        """All gradients of the passes so far are taken: their graphs may serve again in the same step."""
         self._taken.clear()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,7 +67,10 @@ class Recorder:
         found = self.passes.get(key)
         if found is None:
             self._seen[key] += 1
-            if self._seen[key] < PATIENCE or len(self.passes) >= MOST or not x.is_cuda or x.requires_grad:
+            rare = self._seen[key] < PATIENCE or len(self.passes) >= MOST
+            # gradients of a usual pass may still be due on another stream, which a recording must not touch
+            if rare or (learning and self._unrecorded) or not x.is_cuda or x.requires_grad:
+                self._unrecorded |= learning
                 return logits_of(self.network(x))
             found = self._record(x, learning)
             self.passes[key] = found
@@ -69,13 +80,28 @@ class Recorder:
         sample = x.detach().clone()
         view = _Pass(self.network, self.precision)
         try:
-            with torch.autocast("cuda", enabled=False):  # the pass has its own
+            with _nothing_freed(), torch.autocast("cuda", enabled=False):  # the pass has its own
                 if learning:
                     return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(view, (sample,)))
                 return _Replay(view, sample)
-        except RuntimeError as error:
-            warnings.warn(f"a pass could not be recorded as a CUDA graph and runs as usual ({error})", stacklevel=4)
-            return lambda x: logits_of(self.network(x))
+        except RuntimeError as error:  # CUDA's state is not to be trusted after a broken recording: no silent fallback
+            raise ModelError(
+                f"a pass could not be recorded as a CUDA graph ({str(error).splitlines()[0]}); networks whose passes "
+                "wait for the host or differ from call to call need graphs=False, in a new process"
+            ) from error
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """No garbage collection inside: freeing another adapter's graphs or memory would break the recording."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Pass(nn.Module):

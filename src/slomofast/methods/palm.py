@@ -86,10 +86,11 @@ class Palm(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         config, targets = self.config, self.optimizer().targets
-        logits = self._plainly(x)
         if not targets:
-            return logits
+            return self._plainly(x)
+        # the view first: where its pass is recorded, no gradient of another may be due
         view = self.student(augment(x, self.rng, per=config.augment_per)).float()
+        logits = self._plainly(x)
         clean = logits.float()
         distance = -(clean / config.temperature).log_softmax(1).sum(1).mean()
         selected = self._select(torch.autograd.grad(distance, targets, retain_graph=True, allow_unused=True))
