@@ -30,6 +30,23 @@ BATCH = 12
 SIDE = 12
 
 OPTIONS: dict[str, dict[str, object]] = {
+    "vida": {
+        "adapter_lr": 0.01,
+        "teacher_momentum": 0.9,
+        "adapter_momentum": 0.5,
+        "restore": 0.1,
+        "threshold": 0.8,
+        "wide": 8,
+    },
+    "dpcore": {"least_images": 2, "lr": 0.02, "steps_new": 10},
+    "reservoirtta": {
+        "redundancy_margin": 0.8,
+        "lr": 0.01,
+        "quantile": 0.55,
+        "max_domains": 3,
+        "style_buffer": 6,
+        "centre_lr": 0.05,
+    },
     "asr": {
         "redundancy_margin": 0.8,
         "lr": 0.02,

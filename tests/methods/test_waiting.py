@@ -9,13 +9,20 @@ from slomofast.testing import batches, synthetic_batch, tiny_net
 WAITING = {
     "cotta": "whether the anchor is unsure",
     "deyo": "number of sure images",
+    "dpcore": "whether the domain is known",
     "lame": "end of the iteration",
     "lcotta": "axes of the queue, once per sampled gradient",
     "petta": "which images enter the bank, and the divergence",
+    "reservoirtta": "whether a domain was opened",
     "rotta": "which images enter the bank",
     "tca": "whether the anchor is unsure",
 }
-NEVER = {"deyo": {"subset": "mask"}, "tca": {"threshold": 0.0}, "lcotta": {"interval": 100}}
+NEVER = {
+    "deyo": {"subset": "mask"},
+    "lcotta": {"interval": 100},
+    "reservoirtta": {"init": "source"},
+    "tca": {"threshold": 0.0},
+}
 """Options under which a waiting method does not wait."""
 
 
