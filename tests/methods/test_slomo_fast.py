@@ -14,6 +14,7 @@ from slomofast.core.norms import norm_parameters
 from slomofast.core.params import copy_network, projector
 from slomofast.core.rng import Rng
 from slomofast.core.split import split
+from slomofast.methods import slomo_fast
 from slomofast.testing import CLASSES, batches, tiny_net
 
 SIGMA, DELTA, K, PRUNE, TAU, R, ALPHA, SLOW_LR = 0.065, 0.0, 3, 2, 0.1, 0.05, 0.5, 0.01
@@ -226,6 +227,10 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"soften": True},
         {"augment_per": "image"},
         {"augment_flip": False},
+        {"mirror": True},
+        {"mirror": True, "members": ("fast", "slow")},
+        {"mirror": True, "augment_flip": False},
+        {"slow_every": 2},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},
@@ -269,12 +274,13 @@ def test_members_predict_and_log() -> None:
     } <= set(adapter.logged)  # fmt: skip
 
 
-def test_softened_output_has_the_same_argmax_and_is_less_sure() -> None:
-    plain, soft = (sf.adapt(tiny_net(), "slomo_fast", soften=value) for value in (False, True))
+@pytest.mark.parametrize(("mirror", "looks"), [(False, 3), (True, 4)])
+def test_softened_output_has_the_same_argmax_and_is_less_sure(mirror: bool, looks: int) -> None:
+    plain, soft = (sf.adapt(tiny_net(), "slomo_fast", soften=value, mirror=mirror) for value in (False, True))
     for x in batches(3):
         a, b = plain(x), soft(x)
         assert torch.equal(a.argmax(1), b.argmax(1))
-        torch.testing.assert_close(b, (a / 3).log_softmax(1))
+        torch.testing.assert_close(b, (a / looks).log_softmax(1))
         assert b.softmax(1).max(1).values.mean() < a.softmax(1).max(1).values.mean()
 
 
@@ -289,12 +295,85 @@ def test_cheaper_contrast_and_fewer_candidates_save_passes() -> None:
         adapter(x)
         return seen
 
-    both = ("fast_aug", "slow_aug")
-    assert passes(consistency=both, contrast_with="slow", candidates=1.0) == {
+    both = {"consistency": ("fast_aug", "slow_aug"), "mirror": False, "members": ("student", "fast", "slow")}
+    assert passes(**both, contrast_with="slow", candidates=1.0) == {
         "student": [128, 128], "fast": [128, 128], "slow": [128, 128],
     }  # fmt: skip
-    assert passes(consistency=both, contrast_with="student", candidates=0.25) == {
+    assert passes(**both, contrast_with="student", candidates=0.25) == {
         "student": [128, 128], "fast": [128, 32], "slow": [128],
     }  # fmt: skip
+    # a student that does not predict need not look at the plain batch; T1's second look
+    lean = {**both, "members": ("fast", "slow")}
+    assert passes(**lean) == {"student": [128], "fast": [128, 32], "slow": [128]}
+    assert passes(**{**lean, "mirror": True}) == {"student": [128], "fast": [128, 128, 32], "slow": [128]}
+    assert passes(**{**lean, "weighting": "certainty"})["student"] == [128, 128]
     # never fewer than 32 images at a time
-    assert passes(consistency=both, contrast_with="student", candidates=0.01)["fast"] == [128, 32]
+    assert passes(**both, contrast_with="student", candidates=0.01)["fast"] == [128, 32]
+
+
+@pytest.mark.parametrize("limit", [2.0, 0.0])
+def test_who_looks_at_the_mirror_image(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slomo_fast, "MIRROR_HOLDS", limit)
+    x = batches(1)[0]
+    source = sf.adapt(tiny_net(), "bn")
+    plain, other = source.predict(x), source.predict(x.flip(-1))
+    adapter = sf.adapt(tiny_net(), "slomo_fast")
+    adapter(x)
+    expected = {"student": plain, "fast": plain, "slow": plain}
+    if limit == 0.0:
+        expected |= {"fast": (plain + other) / 2, "slow": other}
+    for name, member in expected.items():
+        torch.testing.assert_close(adapter.member_logits[name], member, rtol=1e-4, atol=1e-5)
+
+
+def test_mirror_images_that_mean_another_thing_are_not_looked_at() -> None:
+    """Images of one bright half: left and right are classes, so a mirror image is the other class."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d((1, 2)),
+                        nn.Flatten(), nn.Linear(8, 2))  # fmt: skip
+    labels = torch.arange(400) % 2
+    x = 0.2 * torch.rand(400, 3, 8, 8)
+    for half, cut in enumerate((slice(0, 4), slice(4, 8))):
+        x[labels == half, :, :, cut] += 0.6
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        loss = F.cross_entropy(net(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    adapter = sf.adapt(net, "slomo_fast_star")
+    wrong = sum(int((adapter(x[i : i + 50]).argmax(1) != labels[i : i + 50]).sum()) for i in range(0, 400, 50))
+    assert float(adapter.agreement) < 0.1 and wrong == 0
+    assert float((adapter.predict(x).argmax(1) != labels).float().mean()) == 0.0
+    # the same images with classes that a mirror keeps: the upper and the lower half
+    turned = x.transpose(2, 3)
+    upright = nn.Sequential(*net)
+    upright[3] = nn.AdaptiveAvgPool2d((2, 1))
+    still = sf.adapt(upright, "slomo_fast_star")
+    still(turned[:50])
+    assert float(still.agreement) > 0.9
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("members", [("student", "fast", "slow"), ("fast", "slow"), ("slow",)])
+def test_prediction_without_learning_is_the_step_s(
+    mirror: bool, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slomo_fast, "MIRROR_HOLDS", 0.0)
+    adapter = sf.adapt(tiny_net(), "slomo_fast", mirror=mirror, members=members)
+    for x in batches(3):
+        ahead = adapter.predict(x)
+        exported = adapter.export()(x)
+        found = adapter(x)
+        torch.testing.assert_close(found, ahead, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, exported, rtol=1e-4, atol=1e-5)
+
+
+def test_the_slow_teacher_rests_between_its_updates() -> None:
+    adapter = sf.adapt(tiny_net(), "slomo_fast", slow_every=3, restore=0.0)
+    moved = []
+    for x in batches(7):
+        adapter.prepare(x)
+        before = [p.clone() for p in adapter.slow.parameters()]
+        adapter(x)
+        moved.append(any(not torch.equal(p, q) for p, q in zip(adapter.slow.parameters(), before, strict=True)))
+    assert moved == [True, False, False, True, False, False, True]

@@ -74,11 +74,8 @@ def demo_job(method: str, seed: int, quick: bool) -> Job:
     """A method on the demo's stream."""
     from slomofast.bench.job import Job
 
-    # a letter in the mirror is no letter, so SloMo-Fast's augmented view is not mirrored
-    options = {"augment_flip": False} if method.startswith("slomo_fast") else {}
     return Job(
         method,
-        options=options,
         setting="cyclic",
         setting_options={"cycles": CYCLES},
         data="glyphs",

@@ -9,10 +9,10 @@ Reference: "SloMo-Fast: Slow-Momentum and Fast-Adaptive Teachers for Source-Free
 arXiv:2511.18468. `slomo_fast` trains the student's normalisation layers, `slomo_fast_star` all of its parameters.
 
 The defaults go beyond the paper, chosen on the four extra corruptions: the student learns from an augmented view and is
-itself kept certain and diverse, T2 learns from all samples, all three networks predict. Two choices save passes at no
-cost in error: the contrastive loss takes its second view from the student's pass, and a quarter of the batch is tried
-for the queues. `preset="paper"` is the published form; `preset="short"` of the star variant learns more from each batch
-of a short stream, for two passes more.
+itself kept certain and diverse, T2 learns from all samples, T1 looks at an image and at its mirror image, T2 at the
+mirror image, and T1 predicts, too. Four choices save passes: the contrastive loss takes its second view from the
+student's pass, a quarter of the batch is tried for the queues, T2 learns from every other batch, and the star variant's
+student looks at the augmented view alone. `preset="paper"` is the published form.
 
 The prediction returned is made before the step's updates. Where the paper leaves a choice or contradicts itself, the
 choice made here and its reason stand in docs/reading-the-paper.md. The main ones: alpha = 0.99 is the share of the old
@@ -26,7 +26,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from itertools import combinations
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,7 @@ from slomofast.memory import PrototypeQueues, nearest
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
+MIRROR_HOLDS = 0.7  # share of sure predictions that must be the same for the mirror image
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 PAPER = {
     "consistency": ("fast", "slow"),
@@ -64,6 +66,12 @@ PAPER = {
     "contrast_with": "slow",
     "candidates": 1.0,
     "soften": False,
+    "mirror": False,
+    "augment_per": "batch",
+    "fast_momentum": 0.99,
+    "slow_every": 1,
+    "slow_lr": 1e-3,
+    "restore": 0.01,
 }
 """The published form, where it differs from the defaults."""
 
@@ -74,7 +82,7 @@ class SloMoFastConfig(OptimConfig):
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**PAPER, "lr": 1e-3}}
 
-    lr: float = option(3e-3, "step size", low=0.0)
+    lr: float = option(6e-3, "step size", low=0.0)
     consistency: tuple[str, ...] = option(
         ("fast_aug", "slow_aug"),
         "teachers the student agrees with; _aug: with an augmented view of its own",
@@ -90,9 +98,13 @@ class SloMoFastConfig(OptimConfig):
     members: tuple[str, ...] = option(
         ("student", "fast", "slow"), "networks whose logits are added to predict", choices=MEMBERS
     )
+    mirror: bool = option(
+        True, "T1 looks at both the image and its mirror image, T2 at the latter, while sure predictions agree on both"
+    )
     select: Literal["uncertain", "all"] = option("all", "samples T2 learns from: where T1 is sure and T2 not, or all")
-    fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
-    slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
+    fast_momentum: float = option(0.999, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    slow_lr: float = option(2e-3, "step size of T2's norm layers", low=0.0)
+    slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
     projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
     entropy_threshold: float = option(0.5, "largest entropy of a sure prediction [sigma]", above=0.0)
     threshold_unit: Literal["nats", "share"] = option("nats", "sigma in nats, or as a share of ln(classes)")
@@ -117,8 +129,8 @@ class SloMoFastConfig(OptimConfig):
     calibrate: bool = option(True, "multiply the posterior by the batch's estimated class prior")
     smoothing: float = option(1.0, "added to every class count of that prior [a]", above=0.0)
     soften: bool = option(True, "divide the sum by the number of members: as sure as one network, the same argmax")
-    augment_flip: bool = option(True, "mirror augmented images at random; off where a mirror image means another thing")
-    augment_per: Per = option("batch", "draw augmentation parameters once per batch or once per image")
+    augment_flip: bool = option(True, "mirror images at random; off where a mirror image means another thing")
+    augment_per: Per = option("image", "draw augmentation parameters once per batch or once per image")
 
     def validate(self) -> None:
         for name in ("consistency", "members"):
@@ -137,6 +149,7 @@ class SloMoFastAdapter(Adapter):
     slow_source: Tensor
     student_source: Tensor
     average: Tensor
+    agreement: Tensor
 
     def build(self, model: Classifier) -> None:
         config = self.config
@@ -153,6 +166,7 @@ class SloMoFastAdapter(Adapter):
         returns = config.restore_student or config.student_pull
         self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
+        self.register_buffer("agreement", torch.zeros((), device=self.device))
         share = math.log(self.classes) if config.threshold_unit == "share" else 1.0
         self.sure_below = config.entropy_threshold * share
 
@@ -161,28 +175,32 @@ class SloMoFastAdapter(Adapter):
 
     def predictor(self) -> nn.Module:
         networks = self.members()
-        chosen = {name: networks[name] for name in self.config.members}
-        return Ensemble(chosen, self._rule())
+        if self.mirrors:
+            networks["fast"] = Mirror(self.fast, self.agreement, both=True)
+            networks["slow"] = Mirror(self.slow, self.agreement, both=False)
+        return Ensemble({name: networks[name] for name in self.config.members}, self._rule())
 
     def _rule(self) -> partial[Tensor]:
         config = self.config
-        return partial(combine, calibrate=config.calibrate, smoothing=config.smoothing, soften=config.soften)
+        looks = {"fast": 2} if self.mirrors else {}
+        return partial(
+            combine, looks=looks, calibrate=config.calibrate, smoothing=config.smoothing, soften=config.soften
+        )
 
     def adapt(self, x: Tensor) -> Tensor:
         config = self.config
         fast_z, fast, sure = self._observe(x)
         prototypes, present = self.queues.prototypes()
-        chain = MEAN_TEACHER if config.augment_flip else UNMIRRORED
-        view = augment(x, self.rng, chain, config.augment_per)
+        view = self._view(x)
 
-        with torch.set_grad_enabled(self.learns_from_clean):
-            student_z, student = (t.float() for t in self.student.both(x))
-        seen_z, seen = (t.float() for t in self.student.both(view)) if self.learns_from_view else (student_z, student)
-        slow_z, slow = (t.float() for t in self.slow.both(x))
-        logits = {"student": student.detach(), "fast": fast, "slow": slow.detach()}
-        self.member_logits = logits
-        chosen = {name: logits[name] for name in config.members}
-        output = self._rule()(chosen)
+        (student_z, student), (seen_z, seen) = self._student_looks(x, view)
+        slow_learns = self.steps % config.slow_every == 0
+        with torch.set_grad_enabled(slow_learns):
+            slow_z, slow = _float(self.slow.both(mirrored(x, self.agreement) if self.mirrors else x))
+        self.member_logits = {"fast": fast, "slow": slow.detach()}
+        if self.looks_at_clean:
+            self.member_logits = {"student": student.detach(), **self.member_logits}
+        output = self._rule()({name: self.member_logits[name] for name in config.members})
 
         loss = self._student_loss(student, seen, fast, slow.detach())
         if config.student_contrast:
@@ -195,11 +213,27 @@ class SloMoFastAdapter(Adapter):
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         ema_update(self.fast, self.student, config.fast_momentum)
 
-        second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
-        self.update(self._slow_loss(second, slow_z, slow, fast, sure, prototypes, present), "slow", "projector")
-        restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
-        self._log_members(logits)
+        if slow_learns:
+            second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
+            self.update(self._slow_loss(second, slow_z, slow, fast, sure, prototypes, present), "slow", "projector")
+            restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
+        self._log_members(self.member_logits)
         return output
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the teachers look at mirror images."""
+        return self.config.mirror and self.config.augment_flip
+
+    def _student_looks(self, x: Tensor, view: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The student's features and logits of the batch and of its augmented view; one may stand for both."""
+        plain = seen = None
+        if self.looks_at_clean:
+            with torch.set_grad_enabled(self.learns_from_clean):
+                plain = _float(self.student.both(x))
+        if self.learns_from_view:
+            seen = _float(self.student.both(view))
+        return cast(Any, (plain or seen, seen or plain))
 
     @property
     def learns_from_clean(self) -> bool:
@@ -211,6 +245,12 @@ class SloMoFastAdapter(Adapter):
         """Whether the student learns from an augmented view."""
         return any(partner.endswith("_aug") for partner in self.config.consistency)
 
+    @property
+    def looks_at_clean(self) -> bool:
+        """Whether the student needs a pass over the batch as it is: to learn, to predict, to weigh samples."""
+        predicts = "student" in self.config.members
+        return self.learns_from_clean or predicts or self.config.weighting != "none"
+
     def _second_view(self, view: Tensor) -> Tensor:
         """T2's features of the augmented view, where the contrastive loss wants them."""
         return self.slow.features(view).float() if self.config.contrastive_weight else view
@@ -218,7 +258,7 @@ class SloMoFastAdapter(Adapter):
     def _log_members(self, logits: dict[str, Tensor]) -> None:
         for name, member in logits.items():
             self.log(f"entropy_{name}", entropy(member).mean())
-        for one, other in (("student", "fast"), ("student", "slow"), ("fast", "slow")):
+        for one, other in combinations(logits, 2):
             differing = logits[one].argmax(1) != logits[other].argmax(1)
             self.log(f"disagreement_{one}_{other}", differing.float().mean())
 
@@ -228,6 +268,8 @@ class SloMoFastAdapter(Adapter):
         config = self.config
         z, logits = self.fast.both(x)
         logits = logits.float()
+        if self.mirrors:
+            logits = self._with_mirror_image(logits, self.fast(x.flip(-1)).float())
         uncertainty = entropy(logits)
         sure = uncertainty <= self.sure_below
         # every n-th image, another first one each time
@@ -244,6 +286,23 @@ class SloMoFastAdapter(Adapter):
         self.log("share_queued", fit.float().mean())
         self.log("queue_fill", self.queues.fill())
         return z.float(), logits, sure
+
+    def _with_mirror_image(self, plain: Tensor, other: Tensor) -> Tensor:
+        """The mean of T1's two looks, if sure predictions agree; letters and signs mean another thing in a mirror."""
+        sure = self.usable(entropy(plain) <= self.sure_below)
+        same = masked_mean((plain.argmax(1) == other.argmax(1)).float(), sure)
+        self.agreement.lerp_(torch.where(sure.any(), same, self.agreement), 0.1 if self.steps else 1.0)
+        self.log("mirror_agreement", self.agreement)
+        return torch.where(self.agreement >= MIRROR_HOLDS, (plain + other) / 2, plain)
+
+    def _view(self, x: Tensor) -> Tensor:
+        """The augmented view, mirrored at random where mirror images mean the same."""
+        config = self.config
+        if not self.mirrors:
+            return augment(x, self.rng, MEAN_TEACHER if config.augment_flip else UNMIRRORED, config.augment_per)
+        view = augment(x, self.rng, UNMIRRORED, config.augment_per)
+        chosen = self.rng.uniform(len(x) if config.augment_per == "image" else 1, 1, 1, 1) < 0.5
+        return torch.where(chosen, mirrored(view, self.agreement), view)
 
     def _student_loss(self, student: Tensor, seen: Tensor, fast: Tensor, slow: Tensor) -> Tensor:
         """L_ST: agreement with the chosen teachers; beyond the paper: certain and diverse predictions of its own."""
@@ -329,12 +388,14 @@ class SloMoFast(SloMoFastAdapter):
 class SloMoFastStarConfig(SloMoFastConfig):
     """Options of SloMo-Fast*, whose student trains all parameters."""
 
-    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {**PAPER, "lr": 3e-4},
-        "short": {"consistency": ("fast_aug", "slow"), "lr": 5e-4},
-    }
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**PAPER, "lr": 3e-4}}
 
-    lr: float = option(2e-4, "step size", low=0.0)
+    lr: float = option(1e-4, "step size", low=0.0)
+    members: tuple[str, ...] = option(("fast", "slow"), "networks whose logits are added to predict", choices=MEMBERS)
+    fast_momentum: float = option(0.995, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    restore: float = option(
+        0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
+    )
 
 
 @register("slomo_fast_star", paper="arXiv:2511.18468", trains="all parameters", needs_features=True,
@@ -347,11 +408,40 @@ class SloMoFastStar(SloMoFastAdapter):
     part = "all"
 
 
-def combine(logits: dict[str, Tensor], calibrate: bool, smoothing: float, soften: bool) -> Tensor:
-    """The members' logits added up, weighted with the batch's class prior and brought back to one network's scale."""
-    total = torch.stack([member.float() for member in logits.values()]).sum(0)
+def _float(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].float(), pair[1].float()
+
+
+def mirrored(x: Tensor, agreement: Tensor) -> Tensor:
+    """The mirror images, where most sure predictions are the same for them."""
+    return torch.where(agreement >= MIRROR_HOLDS, x.flip(-1), x)
+
+
+class Mirror(nn.Module):
+    """A network that looks at the mirror image, or answers with the mean of both looks."""
+
+    agreement: Tensor
+
+    def __init__(self, network: nn.Module, agreement: Tensor, both: bool) -> None:
+        super().__init__()
+        self.network, self.both = network, both
+        self.register_buffer("agreement", agreement)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = cast(Tensor, self.network(mirrored(x, self.agreement)))
+        return (other + self.network(x)) / 2 if self.both else other
+
+
+def combine(
+    logits: Mapping[str, Tensor], looks: Mapping[str, int], calibrate: bool, smoothing: float, soften: bool
+) -> Tensor:
+    """The members' logits added up, weighted with the batch's class prior and brought back to one network's scale.
+
+    A member counts as often as it looked at the images (`looks`, else once).
+    """
+    total = torch.stack([looks.get(name, 1) * member.float() for name, member in logits.items()]).sum(0)
     if calibrate:
         total = label_calibration(total, smoothing)
     if soften:
-        total = total / len(logits)
+        total = total / sum(looks.get(name, 1) for name in logits)
     return total.log_softmax(1) if calibrate else total
