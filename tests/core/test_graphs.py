@@ -1,14 +1,21 @@
 """Passes replayed as CUDA graphs give what the networks give, and leave everything else as it was."""
 
 import copy
+import gc
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import slomofast as sf
+from slomofast.core import graphs
+from slomofast.core.errors import ModelError
 from slomofast.core.graphs import Recorder
+from slomofast.streams.prefetch import ahead
 from slomofast.testing import batches, tiny_net
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -30,6 +37,38 @@ def test_a_copied_network_has_no_recorder() -> None:
     assert adapter.export()(batches(1)[0]).shape[0] == len(batches(1)[0])
 
 
+def test_after_a_broken_recording_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("operation not permitted\nand more")
+
+    monkeypatch.setattr(graphs, "_Replay", fail)
+    monkeypatch.setattr(Recorder, "broken", "")
+    recorder = Recorder(torch.nn.Flatten(), "fp32")
+    with pytest.raises(ModelError, match=r"\(operation not permitted\); start a new process, with graphs=False"):
+        recorder._record(torch.rand(2, 3), learning=False)
+    assert gc.isenabled()
+    with pytest.raises(ModelError, match="an earlier failure"):
+        Recorder(torch.nn.Flatten(), "fp32")
+
+
+def test_no_batch_is_made_while_a_pass_is_recorded() -> None:
+    made: list[int] = []
+
+    def batches_made() -> Iterator[int]:
+        for k in range(6):
+            made.append(k)
+            yield k
+
+    stream = ahead(batches_made(), 2)
+    with graphs.RECORDING:
+        found = threading.Thread(target=lambda: made.append(-next(stream)), daemon=True)
+        found.start()
+        time.sleep(0.2)
+        assert not made
+    found.join()
+    assert list(stream) == [1, 2, 3, 4, 5] and sorted(made) == [0, 0, 1, 2, 3, 4, 5]
+
+
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("method", sf.list_methods())
@@ -39,15 +78,15 @@ def test_replayed_steps_agree_with_plain_ones(method: str, precision: str) -> No
     stream = [x.cuda() for x in batches(10, size=32)]
     stream.insert(6, stream[0][:5])  # a short batch in between
     labels = torch.arange(32) % 4
-    for graphs in (False, True):
-        adapter = sf.adapt(tiny_net().cuda(), method, graphs=graphs, precision=precision, channels_last=True)
+    for recorded in (False, True):
+        adapter = sf.adapt(tiny_net().cuda(), method, graphs=recorded, precision=precision, channels_last=True)
         if adapter.needs_source:
             adapter.fit_source([(stream[0], labels), (stream[1], labels)])
-        outputs[graphs] = [adapter(x) for x in stream]
-        held = outputs[graphs][-1].clone()
+        outputs[recorded] = [adapter(x) for x in stream]
+        held = outputs[recorded][-1].clone()
         adapter.predict(stream[0])
-        assert torch.equal(held, outputs[graphs][-1])  # what was returned is not written to again
-        if graphs and method in ("tent", "slomo_fast_star"):
+        assert torch.equal(held, outputs[recorded][-1])  # what was returned is not written to again
+        if recorded and method in ("tent", "slomo_fast_star"):
             assert adapter.student.recorder.passes
             adapter.reset()
             torch.testing.assert_close(adapter(stream[0]), outputs[True][0], rtol=1e-3, atol=1e-3)
@@ -88,6 +127,23 @@ def test_an_old_adapter_is_not_freed_while_a_pass_is_recorded() -> None:
     for _ in range(6):
         torch.testing.assert_close(second(images), network.layer(images).mean((2, 3)), rtol=1e-3, atol=1e-3)
     assert second.passes
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("method", ["bn", "tent", "slomo_fast_star"])
+def test_batches_made_on_the_device_by_another_thread_do_not_disturb(method: str) -> None:
+    def made() -> Iterator[torch.Tensor]:
+        for x in batches(12, size=32):
+            for k in range(20):  # new memory, copies both ways and waits, as decoding and corrupting images does
+                torch.rand(2**20 + 1000 * k, device="cuda").sum().item()
+            yield x.to("cuda")
+
+    adapter = sf.adapt(tiny_net().cuda(), method, graphs=True)
+    plain = sf.adapt(tiny_net().cuda(), method)
+    for x in ahead(made(), 2):
+        torch.testing.assert_close(adapter(x), plain(x), rtol=2e-3, atol=2e-3)
+    assert any(recorder.passes for recorder in adapter._recorders())
 
 
 WAITING = """

@@ -1,5 +1,7 @@
 """Training: it learns, it resumes exactly, it refuses nonsense."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -30,28 +32,31 @@ def fresh():
 
 
 CONFIG = TrainConfig(epochs=3, lr=0.05, batch_size=32, crop=1)
+BOTH = pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, lr=0.01, optimizer="adamw")], ids=["sgd", "adamw"])
 
 
-def test_training_learns(bars):
+@BOTH
+def test_training_learns(bars, config):
     images, labels = bars
     network = fresh()
-    epochs = list(train(network, lambda i: images[i], labels, CONFIG))
+    epochs = list(train(network, lambda i: images[i], labels, config))
     assert [e.number for e in epochs] == [1, 2, 3]
     assert epochs[-1].loss < epochs[0].loss
     assert error_rate(network, lambda i: images[i], labels) < 15
     assert not network.training
 
 
-def test_resuming_ends_in_the_same_weights(bars, tmp_path):
+@BOTH
+def test_resuming_ends_in_the_same_weights(bars, tmp_path, config):
     images, labels = bars
     whole = fresh()
-    list(train(whole, lambda i: images[i], labels, CONFIG))
+    list(train(whole, lambda i: images[i], labels, config))
     checkpoint = tmp_path / "training.pt"
-    first = train(fresh(), lambda i: images[i], labels, CONFIG, checkpoint)
+    first = train(fresh(), lambda i: images[i], labels, config, checkpoint)
     next(first)
     first.close()
     second = fresh()
-    epochs = list(train(second, lambda i: images[i], labels, CONFIG, checkpoint))
+    epochs = list(train(second, lambda i: images[i], labels, config, checkpoint))
     assert [e.number for e in epochs] == [2, 3]
     assert all(
         torch.equal(a, b) for a, b in zip(whole.state_dict().values(), second.state_dict().values(), strict=True)
@@ -93,7 +98,15 @@ def test_augmentation_moves_and_mirrors_whole_images():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"epochs": 0}, {"lr": 0}, {"crop": -1}, {"precision": "fp8"}, {"schedule": "flat"}, {"label_smoothing": 1}],
+    [
+        {"epochs": 0},
+        {"lr": 0},
+        {"crop": -1},
+        {"precision": "fp8"},
+        {"schedule": "flat"},
+        {"optimizer": "lion"},
+        {"label_smoothing": 1},
+    ],
 )
 def test_nonsense_is_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):

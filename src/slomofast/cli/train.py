@@ -25,6 +25,7 @@ def train(
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.1,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
     weight_decay: Annotated[float, typer.Option(help="Pull of the weights towards zero.")] = 5e-4,
+    optimizer: Annotated[str, typer.Option(help="sgd, or adamw for transformers (--lr 1e-3).")] = "sgd",
     schedule: Annotated[str, typer.Option(help="onecycle or cosine.")] = "onecycle",
     label_smoothing: Annotated[float, typer.Option(help="Share of the target spread over all classes.")] = 0.0,
     cutout: Annotated[int, typer.Option(help="Side of a grey square painted into every image; 0 for none.")] = 0,
@@ -66,6 +67,7 @@ def train(
         lr=lr,
         batch_size=batch_size,
         weight_decay=weight_decay,
+        optimizer=optimizer,  # type: ignore[arg-type]
         schedule=schedule,  # type: ignore[arg-type]
         flip=augment == "flip",
         crop=0 if augment == "none" else (2 if letters else images.image_size // 8),

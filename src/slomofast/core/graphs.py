@@ -12,10 +12,11 @@ enough to be worth recording, so a short last batch costs nothing.
 from __future__ import annotations
 
 import gc
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from slomofast.core.fused import kernels_on
 from slomofast.core.norms import TestTimeNorm
 from slomofast.core.split import logits_of
 
+RECORDING = threading.RLock()
+"""Held while a pass is recorded: what other threads do on the device meanwhile would break the recording."""
 PATIENCE = 3  # passes of one kind before it is recorded
 MOST = 12  # recorded passes of one network; further kinds run as usual
 
@@ -37,7 +40,11 @@ class Recorder:
         precision: `fp32`, or `bf16` autocast.
     """
 
+    broken: ClassVar[str] = ""  # why no pass can be recorded in this process any more
+
     def __init__(self, network: nn.Module, precision: str) -> None:
+        if Recorder.broken:
+            raise ModelError(f"{Recorder.broken}; an earlier failure left CUDA unusable for graphs in this process")
         self.network, self.precision = network, precision
         self.learns = any(p.requires_grad for p in network.parameters())
         self.passes: dict[tuple[Any, ...], Callable[[Tensor], Tensor]] = {}
@@ -80,15 +87,17 @@ class Recorder:
         sample = x.detach().clone()
         view = _Pass(self.network, self.precision)
         try:
-            with _nothing_freed(), torch.autocast("cuda", enabled=False):  # the pass has its own
+            with RECORDING, _nothing_freed(), torch.autocast("cuda", enabled=False):  # the pass has its own
                 if learning:
                     return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(view, (sample,)))
                 return _Replay(view, sample)
-        except RuntimeError as error:  # CUDA's state is not to be trusted after a broken recording: no silent fallback
-            raise ModelError(
-                f"a pass could not be recorded as a CUDA graph ({str(error).splitlines()[0]}); networks whose passes "
-                "wait for the host or differ from call to call need graphs=False, in a new process"
-            ) from error
+        except RuntimeError as error:  # what runs after a broken recording may be wrong: no silent fallback
+            Recorder.broken = (
+                f"a pass could not be recorded as a CUDA graph ({str(error).splitlines()[0]}); start a new process, "
+                "with graphs=False if the pass waits for the host or differs from call to call, or if threads "
+                "of yours use the device meanwhile"
+            )
+            raise ModelError(Recorder.broken) from error
 
 
 @contextmanager
@@ -129,7 +138,7 @@ class _Replay:
                 view(sample)
         torch.cuda.current_stream(sample.device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph):
+        with torch.no_grad(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.result = view(sample)
 
     def __call__(self, x: Tensor) -> Tensor:

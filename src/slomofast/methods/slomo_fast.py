@@ -10,9 +10,9 @@ arXiv:2511.18468. `slomo_fast` trains the student's normalisation layers, `slomo
 
 The defaults go beyond the paper, chosen on the four extra corruptions: the student learns from an augmented view and is
 itself kept certain and diverse, T2 learns from all samples, T1 looks at an image and at its mirror image, T2 at the
-mirror image, and T1 predicts, too. Four choices save passes: the contrastive loss takes its second view from the
-student's pass, a quarter of the batch is tried for the queues, T2 learns from every other batch, and the star variant's
-student looks at the augmented view alone. `preset="paper"` is the published form.
+mirror image; all three predict, in the star variant T1 alone. Four choices save passes: the contrastive loss takes its
+second view from the student's pass, a quarter of the batch is tried for the queues, T2 learns from every other batch,
+and a student that does not predict looks at the augmented view alone. `preset="paper"` is the published form.
 
 The prediction returned is made before the step's updates. Where the paper leaves a choice or contradicts itself, the
 choice made here and its reason stand in docs/reading-the-paper.md. The main ones: alpha = 0.99 is the share of the old
@@ -70,7 +70,6 @@ PAPER = {
     "augment_per": "batch",
     "fast_momentum": 0.99,
     "slow_every": 1,
-    "slow_lr": 1e-3,
     "restore": 0.01,
 }
 """The published form, where it differs from the defaults."""
@@ -103,7 +102,7 @@ class SloMoFastConfig(OptimConfig):
     )
     select: Literal["uncertain", "all"] = option("all", "samples T2 learns from: where T1 is sure and T2 not, or all")
     fast_momentum: float = option(0.999, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
-    slow_lr: float = option(2e-3, "step size of T2's norm layers", low=0.0)
+    slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
     projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
     entropy_threshold: float = option(0.5, "largest entropy of a sure prediction [sigma]", above=0.0)
@@ -391,7 +390,7 @@ class SloMoFastStarConfig(SloMoFastConfig):
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**PAPER, "lr": 3e-4}}
 
     lr: float = option(1e-4, "step size", low=0.0)
-    members: tuple[str, ...] = option(("fast", "slow"), "networks whose logits are added to predict", choices=MEMBERS)
+    members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
     fast_momentum: float = option(0.995, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
     restore: float = option(
         0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0

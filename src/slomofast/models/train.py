@@ -1,4 +1,4 @@
-"""Training a source network on clean images: SGD, one learning-rate cycle, images resident on the device."""
+"""Training a source network on clean images: SGD or AdamW, one learning-rate cycle, images resident on the device."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class TrainConfig:
         lr: highest learning rate of the cycle.
         batch_size: images per step.
         weight_decay: of weights; biases and normalisation layers have none.
+        optimizer: `sgd`, or `adamw` for transformers (with a step size near 1e-3).
         momentum: of SGD (Nesterov).
         schedule: `onecycle` rises over the first fifth and falls to zero; `cosine` only falls.
         flip: mirror half of the images. Wrong for letters.
@@ -41,6 +42,7 @@ class TrainConfig:
     lr: float = 0.1
     batch_size: int = 128
     weight_decay: float = 5e-4
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     momentum: float = 0.9
     schedule: Literal["onecycle", "cosine"] = "onecycle"
     flip: bool = True
@@ -63,6 +65,8 @@ class TrainConfig:
                 raise ConfigError(f"{name} is a number of pixels >= 0, got {getattr(self, name)}")
         if self.schedule not in ("onecycle", "cosine"):
             raise ConfigError(f"schedule is onecycle or cosine, got {self.schedule!r}")
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ConfigError(f"optimizer is sgd or adamw, got {self.optimizer!r}")
         if self.precision not in ("fp32", "bf16"):
             raise ConfigError(f"precision is fp32 or bf16, got {self.precision!r}")
 
@@ -118,10 +122,12 @@ def rate_at(step: int, steps: int, config: TrainConfig) -> float:
     return config.lr * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * done))))
 
 
-def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
+def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
 
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from slomofast.core.graphs import RECORDING
+
 T = TypeVar("T")
 
 
@@ -37,14 +39,15 @@ def ahead(items: Iterable[T], depth: int) -> Iterator[T]:
         return False
 
     def work() -> None:
+        source, end = iter(items), _End(None)
         try:
-            for item in items:
-                if not put(item):
+            while True:
+                with RECORDING:  # images are made on the device, too
+                    item = next(source, end)
+                if not put(item) or item is end:
                     return
         except BaseException as error:  # carried to the consumer, whatever it is
             put(_End(error))
-        else:
-            put(_End(None))
 
     thread = threading.Thread(target=work, name="slomofast-prefetch", daemon=True)
     thread.start()
