@@ -145,3 +145,10 @@ def test_how_much_is_held_out(tiny: Job, images: int | None, size: int, held: in
     job = dataclasses.replace(tiny, images_per_domain=images, data_options={"size": size}, metrics=("forgetting",))
     assert round(resolve(job).held_out * size) == held
     assert resolve(dataclasses.replace(job, metrics=("error",))).held_out == 0
+
+
+def test_source_data_counts_where_options_may_ask_for_it(tiny: Job) -> None:
+    """ViDA needs source images only with a warm-up, which its registration cannot know."""
+    warm = dataclasses.replace(tiny, method="vida", options={"warmup_steps": 2})
+    ids = {resolve(dataclasses.replace(warm, source=source)).id for source in (None, "glyphs")}
+    assert len(ids) == 2

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import slomofast as sf
 from slomofast.core.adapter import Adapter
 from slomofast.core.errors import ConfigError, ModelError
+from slomofast.core.prompts import Prompted
 from slomofast.methods import dpcore
 from slomofast.models.vit import TransformerBlock
 from slomofast.testing import batches, make, shifted, synthetic_batch, tiny_net
@@ -556,7 +557,7 @@ class Inside(nn.Module):
 @pytest.mark.parametrize(("net", "place"), [(Vit, "blocks"), (Inside, "encoder.layers.0")])
 def test_the_prompt_stands_before_the_first_block(net: Callable[[], nn.Module], place: str) -> None:
     adapter = vit_adapter(net().eval(), steps_new=2)
-    found = [name for name, m in adapter.student.body.named_modules() if isinstance(m, dpcore.Prompted)]
+    found = [name for name, m in adapter.student.body.named_modules() if isinstance(m, Prompted)]
     assert found == [place]
     assert [name for name, p in adapter.student.named_parameters() if p.requires_grad] == [f"body.{place}.prompt"]
     for x in batches(3):

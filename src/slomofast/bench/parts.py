@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from slomofast.bench.job import Job, Resolved, canonical, digest, plain
+from slomofast.core.adapter import Adapter
 from slomofast.core.errors import ConfigError, ModelError
 from slomofast.core.registry import describe
 from slomofast.core.split import input_device, last_linear
@@ -59,10 +60,16 @@ def resolve(job: Job) -> Resolved:
     }
     if job.graphs:
         identity["graphs"] = True  # named only where it is used, so that older ids stay
-    if job.source is not None and describe(job.method).needs_source:
+    if job.source is not None and _may_need_source(job.method):
         identity["source"] = open_data(job.source).fingerprint
     fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"]}
     return Resolved(job, digest(identity), options, plain(setting), data, model, fingerprints)
+
+
+def _may_need_source(method: str) -> bool:
+    """Whether a method learns from source images, by default or with some options (those decide for themselves)."""
+    info = describe(method)
+    return info.needs_source or info.adapter.needs_source is not Adapter.needs_source
 
 
 def job_stream(resolved: Resolved, data: DataSet, **facts: Any) -> Stream:
