@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import slomofast as sf
 from slomofast.augment import augment, destroy
 from slomofast.core.norms import norm_parameters
-from slomofast.core.params import copy_network, projector
+from slomofast.core.params import copy_network, flatten, projector
 from slomofast.core.rng import Rng
 from slomofast.core.split import split
 from slomofast.methods import slomo_fast
@@ -231,6 +231,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"mirror": True, "members": ("fast", "slow")},
         {"mirror": True, "augment_flip": False},
         {"slow_every": 2},
+        {"fast_warmup": True},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},
@@ -377,3 +378,18 @@ def test_the_slow_teacher_rests_between_its_updates() -> None:
         adapter(x)
         moved.append(any(not torch.equal(p, q) for p, q in zip(adapter.slow.parameters(), before, strict=True)))
     assert moved == [True, False, False, True, False, False, True]
+
+
+def test_the_fast_teacher_begins_as_the_mean_of_the_student_s_past() -> None:
+    adapter = sf.adapt(tiny_net(), "slomo_fast_star", lr=0.01, fast_warmup=True, fast_momentum=0.75)
+    x = batches(1)[0]
+    adapter.prepare(x)
+    past = [flatten(list(adapter.student.parameters())).clone()]
+    for x in batches(3):
+        adapter(x)
+        past.append(flatten(list(adapter.student.parameters())).clone())
+        found = flatten(list(adapter.fast.parameters()))
+        torch.testing.assert_close(found, torch.stack(past).mean(0))
+    adapter(x)  # from here on the moving average
+    now = flatten(list(adapter.student.parameters()))
+    torch.testing.assert_close(flatten(list(adapter.fast.parameters())), 0.75 * found + 0.25 * now)

@@ -102,6 +102,9 @@ class SloMoFastConfig(OptimConfig):
     )
     select: Literal["uncertain", "all"] = option("all", "samples T2 learns from: where T1 is sure and T2 not, or all")
     fast_momentum: float = option(0.999, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    fast_warmup: bool = option(
+        False, "T1 begins as the plain mean of the student's past, until fast_momentum is reached"
+    )
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
     projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
@@ -210,7 +213,7 @@ class SloMoFastAdapter(Adapter):
             pull_towards(trainable(self.student), self.student_source, config.student_pull)
         if config.restore_student:
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
-        ema_update(self.fast, self.student, config.fast_momentum)
+        ema_update(self.fast, self.student, self.fast_share)
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -218,6 +221,12 @@ class SloMoFastAdapter(Adapter):
             restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
         self._log_members(self.member_logits)
         return output
+
+    @property
+    def fast_share(self) -> float:
+        """Share of the old fast teacher in this step."""
+        share, steps = self.config.fast_momentum, self.steps
+        return min(share, (steps + 1) / (steps + 2)) if self.config.fast_warmup else share
 
     @property
     def mirrors(self) -> bool:
