@@ -393,3 +393,40 @@ def test_the_fast_teacher_begins_as_the_mean_of_the_student_s_past() -> None:
     adapter(x)  # from here on the moving average
     now = flatten(list(adapter.student.parameters()))
     torch.testing.assert_close(flatten(list(adapter.fast.parameters())), 0.75 * found + 0.25 * now)
+
+
+def test_agreement_is_of_sure_images_and_moves_slowly() -> None:
+    adapter = sf.adapt(tiny_net(), "slomo_fast").prepare(batches(1)[0])
+    sure = 20 * torch.eye(4)
+    unsure = torch.tensor([[0.1, 0.0, 0.0, 0.0]])
+    other = sure[[0, 1, 3, 2]]  # the mirror images of the last two are called something else
+    plain, turned = torch.cat([sure, unsure]), torch.cat([other, -unsure])
+    found = adapter._with_mirror_image(plain, turned)
+    assert float(adapter.agreement) == 0.5 and torch.equal(found, plain)
+    adapter.steps = 1
+    for expected in (0.55, 0.595, 0.6355, 0.67195, 0.704755):
+        found = adapter._with_mirror_image(plain, plain)
+        assert float(adapter.agreement) == pytest.approx(expected)
+    found = adapter._with_mirror_image(plain, turned + 1)
+    assert torch.equal(found, plain)  # 0.68 again
+    before = adapter.agreement.clone()
+    adapter._with_mirror_image(unsure, -unsure)  # nobody is sure
+    assert torch.equal(adapter.agreement, before)
+
+
+@pytest.mark.parametrize("per", ["image", "batch"])
+def test_half_of_the_views_are_mirrored_where_that_means_the_same(per: str) -> None:
+    x = torch.zeros(200, 3, 12, 12)
+    x[..., :6] = 0.8
+
+    def mirrored(agreement: float, **options: object) -> list[float]:
+        adapter = sf.adapt(tiny_net(), "slomo_fast", augment_per=per, **options).prepare(x)
+        adapter.agreement.fill_(agreement)
+        views = [adapter._view(x) for _ in range(20)]
+        return [float((view[..., 6:].mean((1, 2, 3)) > view[..., :6].mean((1, 2, 3))).float().mean()) for view in views]
+
+    half = mirrored(1.0)
+    assert 0.2 < sum(half) / len(half) < 0.8
+    assert all(0.3 < share < 0.7 for share in half) if per == "image" else set(half) == {0.0, 1.0}
+    assert not any(mirrored(0.5)) and not any(mirrored(1.0, augment_flip=False))
+    assert any(mirrored(0.0, mirror=False))  # without the teachers' looks the view is mirrored unasked, as published

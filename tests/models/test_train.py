@@ -46,6 +46,16 @@ def test_training_learns(bars, config):
     assert not network.training
 
 
+def test_the_two_optimisers_learn_differently(bars):
+    images, labels = bars
+    weights = []
+    for optimizer in ("sgd", "adamw"):
+        network = fresh()
+        list(train(network, lambda i: images[i], labels, replace(CONFIG, epochs=1, optimizer=optimizer)))
+        weights.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
+    assert not torch.allclose(*weights, atol=1e-3)
+
+
 @BOTH
 def test_resuming_ends_in_the_same_weights(bars, tmp_path, config):
     images, labels = bars
