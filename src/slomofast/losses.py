@@ -32,6 +32,12 @@ def symmetric_cross_entropy(logits: Tensor, target: Tensor, forward: float = 1.0
     return -(forward * log_q.exp() * log_p + reverse * log_p.exp() * log_q).sum(1)
 
 
+def distillation(logits: Tensor, target: Tensor, symmetric: bool) -> Tensor:
+    """One value: mean cross-entropy with a teacher, half in either direction if `symmetric`, else in the usual one."""
+    loss = symmetric_cross_entropy(logits, target, 0.5, 0.5) if symmetric else cross_entropy(logits, target)
+    return loss.mean()
+
+
 def information_maximisation(logits: Tensor) -> Tensor:
     """One value: mean entropy of the predictions minus entropy of their mean. Low when certain and diverse."""
     log_p = logits.log_softmax(1)

@@ -31,7 +31,7 @@ from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update, flatten, restore, trainable
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
-from slomofast.losses import cross_entropy, symmetric_cross_entropy
+from slomofast.losses import distillation
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,7 @@ class Cotta(AveragedTeacher):
         config = self.config
         target = self.targets(x)
         logits = self.student(x).float()
-        if config.symmetric:
-            loss = symmetric_cross_entropy(logits, target, 0.5, 0.5).mean()
-        else:
-            loss = cross_entropy(logits, target).mean()
+        loss = distillation(logits, target, config.symmetric)
         self.update(loss)
         ema_update(self.teacher, self.student, config.teacher_momentum)
         # after the teacher's update: restored values reach it with the next one

@@ -39,7 +39,7 @@ from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update, trainable
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
-from slomofast.losses import cross_entropy, symmetric_cross_entropy
+from slomofast.losses import agreed, cross_entropy
 from slomofast.memory import BalancedBank, BalancedLedger, ClassDrift
 
 
@@ -131,8 +131,7 @@ class Petta(Adapter):
         view = self.student(altered).float()
         measure_statistics(self, False)
         if config.symmetric:
-            both = symmetric_cross_entropy(clean, target, 0.5, 0.5) + symmetric_cross_entropy(view, target, 0.5, 0.5)
-            agreement = 0.5 * both.mean()
+            agreement = agreed(clean, view, target)
         else:
             agreement = cross_entropy(view, target).mean()
         anchored = cross_entropy(view, anchor).mean()

@@ -15,7 +15,7 @@ second view from the student's pass, a quarter of the batch is tried for the que
 and a student that does not predict looks at the augmented view alone. `preset="paper"` is the published form.
 
 The prediction returned is made before the step's updates. Where the paper leaves a choice or contradicts itself, the
-choice made here and its reason stand in docs/reading-the-paper.md. The main ones: alpha = 0.99 is the share of the old
+choice made here and its reason stand in docs/reading-the-paper.md. The main ones: alpha is the share of the old
 teacher; the second term of the information-maximisation loss has the sign that rewards diversity; the contrastive loss
 is a mean, not a sum; the prototype distance is divided by the feature size.
 """

@@ -45,7 +45,7 @@ from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update, flatten, restore, trainable
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
-from slomofast.losses import cross_entropy, symmetric_cross_entropy
+from slomofast.losses import distillation
 from slomofast.memory import labelled
 
 ATTENTION = re.compile(r"(attention|attn)(v\d+)?$", re.IGNORECASE)  # how classes of attention modules are named
@@ -148,10 +148,7 @@ class Vida(Adapter):
             self._allot(x)
             target = self.teacher(x).float()
         logits = self.student(x).float()
-        if config.symmetric:
-            loss = symmetric_cross_entropy(logits, target, 0.5, 0.5).mean()
-        else:
-            loss = cross_entropy(logits, target).mean()
+        loss = distillation(logits, target, config.symmetric)
         self.update(loss)
         pairs = zip(parameter_groups(self.teacher), parameter_groups(self.student), strict=True)
         for (old, new), momentum in zip(pairs, (config.teacher_momentum, config.adapter_momentum), strict=True):
