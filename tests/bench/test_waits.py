@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import slomofast as sf
-from slomofast.bench.waits import (
+from slomofast.bench.profile import (
     AUGMENTATION,
     BACKWARD,
     ELEMENTWISE,
@@ -17,12 +17,10 @@ from slomofast.bench.waits import (
     NORM,
     REST,
     WEIGHTS,
-    guarded,
     kind_of,
-    marked_parts,
     read_trace,
-    watch_steps,
 )
+from slomofast.bench.waits import guarded, marked_parts, watch_steps
 from slomofast.core.optim import FlatOptimizer
 from slomofast.methods import slomo_fast
 from slomofast.models import load_source

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.colors import to_hex
 
-from slomofast.bench.waits import CALLS, KINDS
+from slomofast.bench.profile import CALLS, KINDS
 from slomofast.report import plots_bench
 from slomofast.report.plots import png
 
