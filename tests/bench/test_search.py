@@ -51,6 +51,28 @@ def test_candidates_are_scored_and_sorted_with_all_members() -> None:
     assert found[0].best_members.endswith(f"{best:.2f}")
 
 
+def test_other_settings_may_be_searched() -> None:
+    data = open_data("glyphs", size=40, domains=list(EXTRA))
+    small = {"severities": (5.0,), "images_per_domain": 40, "batch_size": 20}
+    net = load_source("glyphs")
+    found = {
+        name: search("tent", [{"lr": 1.0}], net, data, setting=name, **small)[0] for name in ("continual", "mixed")
+    }
+    assert all(set(one.errors) == {(5.0, 0)} for one in found.values())
+    assert found["continual"].mean != found["mixed"].mean
+    # a source network that is told to learn too fast breaks, unless it may begin again at every domain
+    assert search("tent", [{"lr": 1.0}], net, data, setting="episodic", **small)[0].mean < found["continual"].mean
+
+
+def test_methods_that_need_source_images_ask_for_them() -> None:
+    data = open_data("glyphs", size=40, domains=list(EXTRA))
+    small = {"severities": (5.0,), "images_per_domain": 20, "batch_size": 20, "cycles": 1}
+    with pytest.raises(ConfigError, match="rmt learns from training images first: name them with --source"):
+        search("rmt", [{}], load_source("glyphs"), data, **small)
+    found = search("rmt", [{}], load_source("glyphs"), data, source=open_data("glyphs", size=40), **small)
+    assert 0 <= found[0].mean < 90
+
+
 def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
     candidate = Candidate({"members": ("fast", "slow")}, {(5.0, 0): 10.0, (5.0, 1): 8.0})
     for _ in range(2):

@@ -231,7 +231,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"mirror": True, "members": ("fast", "slow")},
         {"mirror": True, "augment_flip": False},
         {"slow_every": 2},
-        {"fast_warmup": True},
+        {"fast_warmup": 1.0},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},
@@ -380,8 +380,10 @@ def test_the_slow_teacher_rests_between_its_updates() -> None:
     assert moved == [True, False, False, True, False, False, True]
 
 
-def test_the_fast_teacher_begins_as_the_mean_of_the_student_s_past() -> None:
-    adapter = sf.adapt(tiny_net(), "slomo_fast_star", lr=0.01, fast_warmup=True, fast_momentum=0.75)
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_fast_teacher_begins_as_a_mean_of_the_student_s_past(power: int) -> None:
+    momentum = 0.75 if power == 1 else 0.6
+    adapter = sf.adapt(tiny_net(), "slomo_fast_star", lr=0.01, fast_warmup=power, fast_momentum=momentum)
     x = batches(1)[0]
     adapter.prepare(x)
     past = [flatten(list(adapter.student.parameters())).clone()]
@@ -389,10 +391,11 @@ def test_the_fast_teacher_begins_as_the_mean_of_the_student_s_past() -> None:
         adapter(x)
         past.append(flatten(list(adapter.student.parameters())).clone())
         found = flatten(list(adapter.fast.parameters()))
-        torch.testing.assert_close(found, torch.stack(past).mean(0))
+        weights = torch.arange(1.0, len(past) + 1) ** (power - 1)
+        torch.testing.assert_close(found, (weights[:, None] * torch.stack(past)).sum(0) / weights.sum())
     adapter(x)  # from here on the moving average
     now = flatten(list(adapter.student.parameters()))
-    torch.testing.assert_close(flatten(list(adapter.fast.parameters())), 0.75 * found + 0.25 * now)
+    torch.testing.assert_close(flatten(list(adapter.fast.parameters())), momentum * found + (1 - momentum) * now)
 
 
 def test_agreement_is_of_sure_images_and_moves_slowly() -> None:

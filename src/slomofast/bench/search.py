@@ -1,8 +1,9 @@
 """Choosing hyper-parameters without looking at the test corruptions.
 
 The validation stream is made of the four extra corruptions at severities 3 and 5, each in a cyclic order whose first
-cycle is the continual one. A method's candidates are all combinations of the given values. Where a method predicts with
-several members, every combination of them is scored from the same run, since members do not influence learning.
+cycle is the continual one, or in another setting. A method's candidates are all combinations of the given values. Where
+a method predicts with several members, every combination of them is scored from the same run, since members do not
+influence learning.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import slomofast
+from slomofast.bench.source import clean_batches
 from slomofast.bench.trace import member_sums
 from slomofast.core.errors import ConfigError
 from slomofast.corruptions import EXTRA
@@ -71,9 +73,14 @@ def search(
     seed: int = 0,
     runtime: Mapping[str, Any] | None = None,
     preset: str | None = None,
+    setting: str = "cyclic",
+    source: DataSet | None = None,
     done: Callable[[Candidate], None] = lambda candidate: None,
 ) -> list[Candidate]:
-    """Run every candidate over the validation stream; `done` hears of each as it ends. Best first."""
+    """Run every candidate over the validation stream; `done` hears of each as it ends. Best first.
+
+    `cycles` belongs to the setting `cyclic`. `source`: training images, for methods that need them.
+    """
     tested = set(data.domains) - set(EXTRA)
     if tested:
         raise ConfigError(f"the search must not see test corruptions; open the data with domains={list(EXTRA)}")
@@ -82,14 +89,24 @@ def search(
         candidate = Candidate(dict(options))
         scores: dict[str, list[float]] = {}
         for severity in severities:
-            setting = make_setting("cyclic", cycles=cycles)
             stream = Stream(
-                setting, data, batch_size=batch_size, seed=seed, severity=severity, images_per_domain=images_per_domain
+                make_setting(setting, cycles=cycles) if setting == "cyclic" else setting,
+                data,
+                batch_size=batch_size,
+                seed=seed,
+                severity=severity,
+                images_per_domain=images_per_domain,
             )
             adapter = slomofast.adapt(model, method, preset=preset, seed=seed, **(runtime or {}), **options)
+            if adapter.needs_source:
+                if source is None:
+                    raise ConfigError(f"{method} learns from training images first: name them with --source")
+                adapter.fit_source(clean_batches(source, batch_size, method))
             counts: dict[int, int] = {}
             wrong: dict[int, dict[str, Tensor]] = {}
             for batch in stream:
+                if batch.reset:
+                    adapter.reset()
                 output = adapter(batch.images)
                 counts[batch.cycle] = counts.get(batch.cycle, 0) + len(batch)
                 held = wrong.setdefault(batch.cycle, {})

@@ -33,17 +33,24 @@ def search_command(
     images_per_domain: Annotated[int | None, typer.Option(help="Images per visit of a domain.")] = 1000,
     batch_size: Annotated[int, typer.Option()] = 200,
     cycles: Annotated[int, typer.Option(help="How often the four corruptions come.")] = 2,
+    setting: Annotated[
+        str, typer.Option(help="Setting the four corruptions come in; --cycles belongs to cyclic.")
+    ] = "cyclic",
     severities: Annotated[str, typer.Option(help="Strengths, each a stream of its own, separated by commas.")] = "3,5",
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    source: Annotated[
+        str | None, typer.Option(help="Training images, for methods that need them: pack:FILE or folder:PATH.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file that the results are appended to.")] = None,
 ) -> None:
     """Choose hyper-parameters on the four extra corruptions (never on the fifteen test ones).
 
     Each candidate runs over speckle noise, gaussian blur, spatter and saturate at severities 3 and 5, twice in a
-    row. What is best there may drift on longer streams: try also [bold]--cycles 10 --images-per-domain 2000[/].
+    row. What is best there may drift on longer streams: try also [bold]--cycles 10 --images-per-domain 2000[/];
+    or need time that other settings do not give: [bold]--setting episodic[/], [bold]--setting mixed[/].
 
     Example: [bold]slomofast search tent --grid lr=1e-3,3e-4,1e-4[/]
     """
@@ -97,6 +104,8 @@ def search_command(
         batch_size=batch_size,
         seed=seed,
         preset=opened.family,
+        setting=setting,
+        source=open_data(source, device=device) if source else None,
         runtime={"precision": precision, "channels_last": device != "cpu", "check_input": "deferred", "graphs": graphs},
         done=done,
     )

@@ -102,8 +102,8 @@ class SloMoFastConfig(OptimConfig):
     )
     select: Literal["uncertain", "all"] = option("all", "samples T2 learns from: where T1 is sure and T2 not, or all")
     fast_momentum: float = option(0.999, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
-    fast_warmup: bool = option(
-        False, "T1 begins as the plain mean of the student's past, until fast_momentum is reached"
+    fast_warmup: float = option(
+        0.0, "T1 begins as a mean of the student's past: 1 plain, more for later steps weigh more, 0 for never", low=0.0
     )
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
@@ -225,8 +225,8 @@ class SloMoFastAdapter(Adapter):
     @property
     def fast_share(self) -> float:
         """Share of the old fast teacher in this step."""
-        share, steps = self.config.fast_momentum, self.steps
-        return min(share, (steps + 1) / (steps + 2)) if self.config.fast_warmup else share
+        share, power, steps = self.config.fast_momentum, self.config.fast_warmup, self.steps
+        return min(share, (steps + 1) / (steps + 1 + power)) if power else share
 
     @property
     def mirrors(self) -> bool:
