@@ -93,15 +93,18 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return kept.sum() / mask.sum().clamp(min=1)
 
 
-def label_calibration(logits: Tensor, smoothing: float = 1.0) -> Tensor:
+def label_calibration(logits: Tensor, smoothing: float = 1.0, usual: Tensor | None = None) -> Tensor:
     """Log of posterior times estimated class prior, normalised; the prior is the batch's mean prediction, smoothed.
 
-    pi = (sum_i p_i + a) / (B + a C). Returns (B, C) log-probabilities, so argmax and softmax mean what they say.
+    pi = (sum_i p_i + a) / (B + a C). Returns (B, C) log-probabilities, so argmax and softmax mean what they say. With
+    `usual` (C,), a long-run mean of predictions, the prior is relative to it, pi = (sum_i p_i + a C usual) / (B + a C)
+    over usual: what a network always says too often is no sign of a batch with many images of that class.
     """
     log_p = logits.log_softmax(1)
     batch, classes = logits.shape
-    prior = (log_p.exp().sum(0) + smoothing) / (batch + smoothing * classes)
-    return (log_p + prior.log()).log_softmax(1)
+    expected = 1.0 / classes if usual is None else usual
+    prior = (log_p.exp().sum(0) + smoothing * classes * expected) / (batch + smoothing * classes)
+    return (log_p + (prior.log() if usual is None else (prior / usual).log())).log_softmax(1)
 
 
 def prior_correction(logits: Tensor, prior: Tensor) -> Tensor:

@@ -111,6 +111,23 @@ def test_label_calibration_by_hand() -> None:
         torch.testing.assert_close(row, torch.tensor(product) / sum(product))
 
 
+def test_relative_label_calibration_by_hand() -> None:
+    logits = torch.tensor([[math.log(0.8), math.log(0.2)], [math.log(0.6), math.log(0.4)]])
+    usual = torch.tensor([0.9, 0.1])
+    ratio = [(1.4 + 1.8) / 4 / 0.9, (0.6 + 0.2) / 4 / 0.1]
+    for row, p in zip(losses.label_calibration(logits, 1.0, usual).exp(), ([0.8, 0.2], [0.6, 0.4]), strict=True):
+        product = [p[0] * ratio[0], p[1] * ratio[1]]
+        torch.testing.assert_close(row, torch.tensor(product) / sum(product))
+
+
+def test_relative_label_calibration_leaves_preferences_alone() -> None:
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(200, 10) + torch.linspace(0, 2, 10)  # a network that prefers the last classes
+    usual = logits.softmax(1).mean(0)
+    torch.testing.assert_close(losses.label_calibration(logits, usual=usual), logits.log_softmax(1))
+    assert (losses.label_calibration(logits).argmax(1) != logits.argmax(1)).any()
+
+
 def test_prior_correction_by_hand() -> None:
     logits, prior = torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([0.6, 0.4])
     s = 0.5 / 0.6

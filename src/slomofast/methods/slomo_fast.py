@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar, Literal, cast
 
@@ -36,6 +35,7 @@ from slomofast.augment import MEAN_TEACHER, Destruction, Per, augment, destroy
 from slomofast.core.adapter import Adapter, Ensemble
 from slomofast.core.config import option
 from slomofast.core.errors import ConfigError
+from slomofast.core.norms import norm_kinds
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update, flatten, projector, pull_towards, restore, trainable
 from slomofast.core.registry import register
@@ -57,6 +57,7 @@ PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 MIRROR_HOLDS = 0.7  # share of sure predictions that must be the same for the mirror image
+USUAL_SHARE = 0.05  # of a batch in the mean of what is predicted
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 PAPER = {
     "consistency": ("fast", "slow"),
@@ -66,6 +67,7 @@ PAPER = {
     "contrast_with": "slow",
     "candidates": 1.0,
     "soften": False,
+    "against": "uniform",
     "mirror": False,
     "augment_per": "batch",
     "fast_momentum": 0.99,
@@ -129,6 +131,11 @@ class SloMoFastConfig(OptimConfig):
     )
     restore_student: float = option(0.0, "the same for the student", low=0.0, high=1.0)
     calibrate: bool = option(True, "multiply the posterior by the batch's estimated class prior")
+    against: Literal["auto", "uniform", "usual"] = option(
+        "auto",
+        "that prior is as it is (uniform), or relative to the mean prediction of about twenty batches (usual); auto: "
+        "as it is with BatchNorm, whose batch statistics leave a network no lasting preferences",
+    )
     smoothing: float = option(1.0, "added to every class count of that prior [a]", above=0.0)
     soften: bool = option(True, "divide the sum by the number of members: as sure as one network, the same argmax")
     augment_flip: bool = option(True, "mirror images at random; off where a mirror image means another thing")
@@ -169,6 +176,9 @@ class SloMoFastAdapter(Adapter):
         self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
         self.register_buffer("agreement", torch.zeros((), device=self.device))
+        plain = config.against == "uniform" or (config.against == "auto" and "batch" in norm_kinds(model))
+        looks = {"fast": 2} if self.mirrors else {}
+        self.vote = Vote(config, self.classes, looks, relative=not plain).to(self.device)
         share = math.log(self.classes) if config.threshold_unit == "share" else 1.0
         self.sure_below = config.entropy_threshold * share
 
@@ -180,14 +190,7 @@ class SloMoFastAdapter(Adapter):
         if self.mirrors:
             networks["fast"] = Mirror(self.fast, self.agreement, both=True)
             networks["slow"] = Mirror(self.slow, self.agreement, both=False)
-        return Ensemble({name: networks[name] for name in self.config.members}, self._rule())
-
-    def _rule(self) -> partial[Tensor]:
-        config = self.config
-        looks = {"fast": 2} if self.mirrors else {}
-        return partial(
-            combine, looks=looks, calibrate=config.calibrate, smoothing=config.smoothing, soften=config.soften
-        )
+        return Ensemble({name: networks[name] for name in self.config.members}, self.vote)
 
     def adapt(self, x: Tensor) -> Tensor:
         config = self.config
@@ -202,7 +205,9 @@ class SloMoFastAdapter(Adapter):
         self.member_logits = {"fast": fast, "slow": slow.detach()}
         if self.looks_at_clean:
             self.member_logits = {"student": student.detach(), **self.member_logits}
-        output = self._rule()({name: self.member_logits[name] for name in config.members})
+        voters = {name: self.member_logits[name] for name in config.members}
+        self.vote.remember(voters, self.steps)
+        output = self.vote(voters)
 
         loss = self._student_loss(student, seen, fast, slow.detach())
         if config.student_contrast:
@@ -440,16 +445,37 @@ class Mirror(nn.Module):
         return (other + self.network(x)) / 2 if self.both else other
 
 
-def combine(
-    logits: Mapping[str, Tensor], looks: Mapping[str, int], calibrate: bool, smoothing: float, soften: bool
-) -> Tensor:
-    """The members' logits added up, weighted with the batch's class prior and brought back to one network's scale.
+class Vote(nn.Module):
+    """The members' logits added up, calibrated for the batch's classes and brought back to one network's scale.
 
     A member counts as often as it looked at the images (`looks`, else once).
     """
-    total = torch.stack([looks.get(name, 1) * member.float() for name, member in logits.items()]).sum(0)
-    if calibrate:
-        total = label_calibration(total, smoothing)
-    if soften:
-        total = total / sum(looks.get(name, 1) for name in logits)
-    return total.log_softmax(1) if calibrate else total
+
+    usual: Tensor
+
+    def __init__(self, config: SloMoFastConfig, classes: int, looks: Mapping[str, int], relative: bool) -> None:
+        super().__init__()
+        self.config, self.looks, self.relative = config, looks, relative
+        self.register_buffer("usual", torch.full((classes,), 1.0 / classes))
+
+    def forward(self, logits: Mapping[str, Tensor]) -> Tensor:
+        config = self.config
+        total = self._sum(logits)
+        if config.calibrate:
+            total = label_calibration(total, config.smoothing, self.usual if self.relative else None)
+        if config.soften:
+            total = total / self._voices(logits)
+        return total.log_softmax(1) if config.calibrate else total
+
+    @torch.no_grad()
+    def remember(self, logits: Mapping[str, Tensor], steps: int) -> None:
+        """Take a batch into the mean of what is predicted: of all batches at first, then of about the last twenty."""
+        predicted = self._sum(logits).softmax(1)
+        now = (predicted.sum(0) + 1) / (len(predicted) + len(self.usual))
+        self.usual.lerp_(torch.where(torch.isfinite(now), now, self.usual), max(USUAL_SHARE, 1 / (steps + 1)))
+
+    def _sum(self, logits: Mapping[str, Tensor]) -> Tensor:
+        return torch.stack([self.looks.get(name, 1) * member.float() for name, member in logits.items()]).sum(0)
+
+    def _voices(self, logits: Mapping[str, Tensor]) -> int:
+        return sum(self.looks.get(name, 1) for name in logits)
