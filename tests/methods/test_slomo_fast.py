@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import slomofast as sf
+from slomofast import voting
 from slomofast.augment import augment, destroy
 from slomofast.core.norms import norm_parameters
 from slomofast.core.params import copy_network, flatten, projector
 from slomofast.core.rng import Rng
 from slomofast.core.split import split
-from slomofast.methods import slomo_fast
-from slomofast.methods.slomo_fast import SloMoFastConfig, Vote
 from slomofast.testing import CLASSES, batches, tiny_net
 
 SIGMA, DELTA, K, PRUNE, TAU, R, ALPHA, SLOW_LR = 0.065, 0.0, 3, 2, 0.1, 0.05, 0.5, 0.01
@@ -315,7 +314,7 @@ def test_cheaper_contrast_and_fewer_candidates_save_passes() -> None:
 
 @pytest.mark.parametrize("limit", [2.0, 0.0])
 def test_who_looks_at_the_mirror_image(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slomo_fast, "MIRROR_HOLDS", limit)
+    monkeypatch.setattr(voting, "MIRROR_HOLDS", limit)
     x = batches(1)[0]
     source = sf.adapt(tiny_net(), "bn")
     plain, other = source.predict(x), source.predict(x.flip(-1))
@@ -360,7 +359,7 @@ def test_mirror_images_that_mean_another_thing_are_not_looked_at() -> None:
 def test_prediction_without_learning_is_the_step_s(
     mirror: bool, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slomo_fast, "MIRROR_HOLDS", 0.0)
+    monkeypatch.setattr(voting, "MIRROR_HOLDS", 0.0)
     adapter = sf.adapt(tiny_net(), "slomo_fast", mirror=mirror, members=members)
     for x in batches(3):
         ahead = adapter.predict(x)
@@ -434,34 +433,6 @@ def test_half_of_the_views_are_mirrored_where_that_means_the_same(per: str) -> N
     assert all(0.3 < share < 0.7 for share in half) if per == "image" else set(half) == {0.0, 1.0}
     assert not any(mirrored(0.5)) and not any(mirrored(1.0, augment_flip=False))
     assert any(mirrored(0.0, mirror=False))  # without the teachers' looks the view is mirrored unasked, as published
-
-
-def test_the_usual_classes_are_the_mean_of_all_batches_then_of_the_last() -> None:
-    vote = Vote(SloMoFastConfig(), classes=4, looks={"fast": 2}, relative=True)
-    batches_of = [torch.randn(30, 4) for _ in range(25)]
-    seen = []
-    for step, logits in enumerate(batches_of):
-        before = vote.usual.clone()
-        vote.remember({"fast": logits}, step)
-        seen.append(((2 * logits).softmax(1).sum(0) + 1) / 34)
-        if step < 20:
-            torch.testing.assert_close(vote.usual, torch.stack(seen).mean(0))
-        else:
-            torch.testing.assert_close(vote.usual, 0.95 * before + 0.05 * seen[-1])
-    vote.remember({"fast": torch.full((30, 4), math.nan)}, 25)
-    assert vote.usual.isfinite().all()
-
-
-def test_a_burst_of_one_class_is_noticed_and_looking_does_not_teach() -> None:
-    vote = Vote(SloMoFastConfig(), classes=4, looks={}, relative=True)
-    mixed = 3 * torch.eye(4).repeat(50, 1)
-    vote.remember({"fast": mixed}, 0)
-    unsure = torch.tensor([[0.9, 1.0, 0.0, 0.0]])
-    burst = torch.cat([3 * torch.eye(4)[:1].repeat(99, 1), unsure])
-    before = vote.usual.clone()
-    assert int(vote({"fast": burst})[-1].argmax()) == 0  # among a hundred of the first class the second is unlikely
-    assert int(vote({"fast": torch.cat([mixed, unsure])})[-1].argmax()) == 1
-    assert torch.equal(vote.usual, before)
 
 
 @pytest.mark.parametrize(("norm", "relative"), [("batch", False), ("layer", True)])

@@ -45,19 +45,17 @@ from slomofast.losses import (
     contrastive,
     entropy,
     information_maximisation,
-    label_calibration,
     masked_mean,
     prediction_change,
     soft_likelihood_ratio,
     symmetric_cross_entropy,
 )
 from slomofast.memory import PrototypeQueues, nearest
+from slomofast.voting import Mirror, Vote, mirror_holds, mirrored
 
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
-MIRROR_HOLDS = 0.7  # share of sure predictions that must be the same for the mirror image
-USUAL_SHARE = 0.05  # of a batch in the mean of what is predicted
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 PAPER = {
     "consistency": ("fast", "slow"),
@@ -176,9 +174,15 @@ class SloMoFastAdapter(Adapter):
         self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
         self.register_buffer("agreement", torch.zeros((), device=self.device))
-        plain = config.against == "uniform" or (config.against == "auto" and "batch" in norm_kinds(model))
-        looks = {"fast": 2} if self.mirrors else {}
-        self.vote = Vote(config, self.classes, looks, relative=not plain).to(self.device)
+        relative = config.against == "usual" or (config.against == "auto" and "batch" not in norm_kinds(model))
+        self.vote = Vote(
+            self.classes,
+            looks={"fast": 2} if self.mirrors else {},
+            calibrate=config.calibrate,
+            relative=relative,
+            smoothing=config.smoothing,
+            soften=config.soften,
+        ).to(self.device)
         share = math.log(self.classes) if config.threshold_unit == "share" else 1.0
         self.sure_below = config.entropy_threshold * share
 
@@ -306,7 +310,7 @@ class SloMoFastAdapter(Adapter):
         same = masked_mean((plain.argmax(1) == other.argmax(1)).float(), sure)
         self.agreement.lerp_(torch.where(sure.any(), same, self.agreement), 0.1 if self.steps else 1.0)
         self.log("mirror_agreement", self.agreement)
-        return torch.where(self.agreement >= MIRROR_HOLDS, (plain + other) / 2, plain)
+        return torch.where(mirror_holds(self.agreement), (plain + other) / 2, plain)
 
     def _view(self, x: Tensor) -> Tensor:
         """The augmented view, mirrored at random where mirror images mean the same."""
@@ -405,7 +409,7 @@ class SloMoFastStarConfig(SloMoFastConfig):
 
     lr: float = option(1e-4, "step size", low=0.0)
     members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
-    fast_momentum: float = option(0.995, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
     restore: float = option(
         0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
     )
@@ -423,59 +427,3 @@ class SloMoFastStar(SloMoFastAdapter):
 
 def _float(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return pair[0].float(), pair[1].float()
-
-
-def mirrored(x: Tensor, agreement: Tensor) -> Tensor:
-    """The mirror images, where most sure predictions are the same for them."""
-    return torch.where(agreement >= MIRROR_HOLDS, x.flip(-1), x)
-
-
-class Mirror(nn.Module):
-    """A network that looks at the mirror image, or answers with the mean of both looks."""
-
-    agreement: Tensor
-
-    def __init__(self, network: nn.Module, agreement: Tensor, both: bool) -> None:
-        super().__init__()
-        self.network, self.both = network, both
-        self.register_buffer("agreement", agreement)
-
-    def forward(self, x: Tensor) -> Tensor:
-        other = cast(Tensor, self.network(mirrored(x, self.agreement)))
-        return (other + self.network(x)) / 2 if self.both else other
-
-
-class Vote(nn.Module):
-    """The members' logits added up, calibrated for the batch's classes and brought back to one network's scale.
-
-    A member counts as often as it looked at the images (`looks`, else once).
-    """
-
-    usual: Tensor
-
-    def __init__(self, config: SloMoFastConfig, classes: int, looks: Mapping[str, int], relative: bool) -> None:
-        super().__init__()
-        self.config, self.looks, self.relative = config, looks, relative
-        self.register_buffer("usual", torch.full((classes,), 1.0 / classes))
-
-    def forward(self, logits: Mapping[str, Tensor]) -> Tensor:
-        config = self.config
-        total = self._sum(logits)
-        if config.calibrate:
-            total = label_calibration(total, config.smoothing, self.usual if self.relative else None)
-        if config.soften:
-            total = total / self._voices(logits)
-        return total.log_softmax(1) if config.calibrate else total
-
-    @torch.no_grad()
-    def remember(self, logits: Mapping[str, Tensor], steps: int) -> None:
-        """Take a batch into the mean of what is predicted: of all batches at first, then of about the last twenty."""
-        predicted = self._sum(logits).softmax(1)
-        now = (predicted.sum(0) + 1) / (len(predicted) + len(self.usual))
-        self.usual.lerp_(torch.where(torch.isfinite(now), now, self.usual), max(USUAL_SHARE, 1 / (steps + 1)))
-
-    def _sum(self, logits: Mapping[str, Tensor]) -> Tensor:
-        return torch.stack([self.looks.get(name, 1) * member.float() for name, member in logits.items()]).sum(0)
-
-    def _voices(self, logits: Mapping[str, Tensor]) -> int:
-        return sum(self.looks.get(name, 1) for name in logits)
