@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import io
 import tempfile
 import warnings
@@ -327,6 +328,22 @@ def check_config(method: str, net: str) -> None:
         assert "no_such_option" in str(error)
     else:
         raise AssertionError("an unknown option was accepted")
+
+
+def check_steady(method: str, net: str) -> None:
+    """A stream may go on for ever: what a step leaves behind is what the step before left behind."""
+    adapter, stream = make(method, tiny_net(net)), batches(2)
+
+    def alive(steps: int) -> int:
+        for number in range(steps):
+            adapter(stream[number % 2])
+        gc.collect()
+        return sum(isinstance(found, Tensor) for found in gc.get_objects())
+
+    alive(6)  # queues, caches and optimisers are made
+    before = alive(2)
+    after = alive(8)
+    assert after == before, f"{after - before} tensors more after 8 further steps"
 
 
 def check_bf16(method: str, net: str) -> None:

@@ -10,7 +10,7 @@ import slomofast as sf
 from slomofast.core.norms import TestTimeNorm, norm_kinds, norm_parameters, set_statistics
 from slomofast.core.params import copy_network, ema_update, flatten, pull_towards, restore, trainable
 from slomofast.core.rng import Rng
-from slomofast.testing import batches, check_method, make, tiny_net
+from slomofast.testing import CHECKS, batches, check_method, make, tiny_net
 
 
 def test_unknown_names_get_the_nearest() -> None:
@@ -136,6 +136,27 @@ def test_contract_checks_catch_a_broken_method() -> None:
             check_method("forgetful_test", nets=("batch",))
     finally:
         _methods.pop("forgetful_test")
+
+
+def test_contract_checks_catch_a_method_that_grows() -> None:
+    from slomofast.core.registry import _methods
+
+    class Collector(sf.Adapter):
+        """Keeps every batch it has seen."""
+
+        def build(self, model):  # type: ignore[no-untyped-def]
+            self.student, self.seen = copy_network(model), []
+
+        def adapt(self, x):  # type: ignore[no-untyped-def]
+            self.seen.append(x.clone())
+            return self.student(x)
+
+    sf.register("collector_test", paper="-", trains="nothing")(Collector)
+    try:
+        with pytest.raises(AssertionError, match="8 tensors more after 8 further steps"):
+            CHECKS["steady"]("collector_test", "batch")
+    finally:
+        _methods.pop("collector_test")
 
 
 def test_ema_pull_and_restore() -> None:
