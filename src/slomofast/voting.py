@@ -78,7 +78,12 @@ class Vote(nn.Module):
 
     @torch.no_grad()
     def remember(self, logits: Mapping[str, Tensor], steps: int) -> None:
-        """Take a batch into the mean of what is predicted: of all batches at first, then of about the last twenty."""
+        """Take a batch into the mean of what is predicted: of all batches at first, then of about the last twenty.
+
+        Nothing is kept where nothing is compared with it.
+        """
+        if not (self.calibrate and self.relative):
+            return
         predicted = self._sum(logits).softmax(1)
         now = (predicted.sum(0) + 1) / (len(predicted) + len(self.usual))
         self.usual.lerp_(torch.where(torch.isfinite(now), now, self.usual), max(USUAL_SHARE, 1 / (steps + 1)))

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import slomofast
+from slomofast.bench.evaluate import evaluate
 from slomofast.bench.source import clean_batches
 from slomofast.bench.trace import member_sums
 from slomofast.core.errors import ConfigError
@@ -104,14 +105,11 @@ def search(
                 adapter.fit_source(clean_batches(source, batch_size, method))
             counts: dict[int, int] = {}
             wrong: dict[int, dict[str, Tensor]] = {}
-            for batch in stream:
-                if batch.reset:
-                    adapter.reset()
-                output = adapter(batch.images)
-                counts[batch.cycle] = counts.get(batch.cycle, 0) + len(batch)
-                held = wrong.setdefault(batch.cycle, {})
-                for name, logits in {"": output, **member_sums(adapter.member_logits)}.items():
-                    missed = (logits.argmax(1) != batch.target).sum()
+            for step in evaluate(adapter, stream, timing=False):
+                counts[step.cycle] = counts.get(step.cycle, 0) + len(step.target)
+                held = wrong.setdefault(step.cycle, {})
+                for name, logits in {"": step.logits, **member_sums(adapter.member_logits)}.items():
+                    missed = (logits.argmax(1) != step.target).sum()
                     held[name] = held[name] + missed if name in held else missed
             for cycle, sums in wrong.items():
                 for name, value in sums.items():
