@@ -48,3 +48,14 @@ def test_a_burst_of_one_class_is_noticed_and_looking_does_not_teach() -> None:
     assert int(vote({"fast": burst})[-1].argmax()) == 0  # among a hundred of the first class the second is unlikely
     assert int(vote({"fast": torch.cat([mixed, unsure])})[-1].argmax()) == 1
     assert torch.equal(vote.usual, before)
+
+
+def test_a_lasting_preference_is_no_burst() -> None:
+    torch.manual_seed(0)
+    logits = {"fast": 3 * torch.randn(200, 4) + torch.tensor([2.0, 0.0, 0.0, 0.0])}  # the first class, in every batch
+    plain, relative = Vote(4, {}), Vote(4, {}, relative=True)
+    for vote in (plain, relative):
+        vote.remember(logits, 0)
+    own = logits["fast"].log_softmax(1)
+    moved = [float((vote(logits) - own).abs().mean()) for vote in (plain, relative)]
+    assert moved[1] < moved[0] / 10, moved  # smoothing leaves a trace
