@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import slomofast as sf
 from slomofast.bench.growth import (
     Drift,
     Growth,
@@ -25,6 +26,7 @@ from slomofast.bench.growth import (
 from slomofast.bench.steps import write_costs
 from slomofast.core.errors import ConfigError, DataError, ModelError
 from slomofast.models import load_source
+from slomofast.streams import Stream
 
 FACTS = {"model": "wrn_10_1", "command": "slomofast bench growth", "commit": "", "device": "cpu"}
 
@@ -67,23 +69,33 @@ def test_methods_that_need_source_data_get_some(plan: Growth) -> None:
     assert row.classes == 12
 
 
-def test_a_long_run_gives_a_row_a_window(plan: Growth, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slomofast.bench.growth.WINDOW", 3)
-    rows = list(plan.steps("tent", 8))
+def test_a_long_run_gives_a_row_a_window(plan: Growth) -> None:
+    rows = list(plan.steps("tent", 8, window=3))
     assert [row.value for row in rows] == [3, 6, 8]
-    assert all(row.milliseconds > 0 and row.axis == "steps" for row in rows)
+    assert all(row.milliseconds > 0 and row.axis == "steps" and math.isnan(row.error) for row in rows)
 
 
 def test_a_long_run_sees_different_batches_in_turn(plan: Growth, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
-    monkeypatch.setattr("slomofast.bench.growth.WINDOW", 3)
-    monkeypatch.setattr(
-        "slomofast.bench.growth.timed_steps",
-        lambda adapter, batches: [seen.append(float(x.sum())) or 0.01 for x in batches],
-    )
-    list(plan.steps("tent", 6, batches=4))
-    stream = seen[5:]  # without the warm-up
-    assert len(set(stream)) == 4 and stream[4:] == stream[:2]
+
+    def watched(adapter: object, images: torch.Tensor) -> tuple[torch.Tensor, float]:
+        seen.append(float(images.sum()))
+        return torch.zeros(len(images), 10), 0.01
+
+    monkeypatch.setattr("slomofast.bench.growth.timed_call", watched)
+    list(plan.steps("tent", 6, batches=4, window=3))
+    assert len(set(seen)) == 4 and seen[4:] == seen[:2]
+
+
+def test_a_long_run_over_a_stream_has_its_errors() -> None:
+    """The same errors as a run of its own, window by window; the warm-up leaves nothing behind; the stream may end."""
+    network, data = load_source("glyphs"), sf.open_data("glyphs", domains=["fog", "contrast"])
+    stream = Stream("continual", data, batch_size=20, images_per_domain=60)
+    rows = list(Growth(network, batch_size=20).steps("tent", 100, window=3, stream=stream))
+    adapter = sf.adapt(network, "tent")
+    wrong = [(adapter(batch.images).argmax(1) != batch.target).float().mean().item() for batch in stream]
+    assert [row.value for row in rows] == [3, 6]
+    assert [row.error for row in rows] == pytest.approx([100 * sum(part) / 3 for part in (wrong[:3], wrong[3:])])
 
 
 def test_the_body_stays_and_the_head_is_new() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from slomofast.bench.profile import (
     ELEMENTWISE,
     FORWARD,
     KINDS,
+    LOSSES,
     NORM,
     REST,
     WEIGHTS,
@@ -97,6 +99,19 @@ def test_kernels_are_traced_to_what_launched_them() -> None:
     assert trace.kernels == 4
 
 
+def test_what_no_recording_launched_is_no_pass() -> None:
+    """Kernel 2 is replayed; 1, 3 and 4 are then of the losses; optimiser and augmentation stay what they are."""
+    events = [
+        launch(2, 60, call="cudaGraphLaunch") if e == launch(2, 60, call="cuLaunchKernelEx") else e for e in EVENTS
+    ]
+    trace = read_trace({"traceEvents": events})
+    kinds = [span.kind for span in trace.work if span.step == 0]
+    assert kinds == [LOSSES, NORM, LOSSES, LOSSES, WEIGHTS, AUGMENTATION]
+    beside = 300 + 50 + 200 + 50 + 50 + 2 + 890
+    assert trace.beside_passes == pytest.approx(100 * beside / (beside + 100))
+    assert math.isnan(read_trace({"traceEvents": EVENTS}).beside_passes)
+
+
 def test_waits_are_told_from_reads_of_an_idle_device() -> None:
     trace = read_trace({"traceEvents": EVENTS})
     assert [call.milliseconds for call in trace.waits] == [pytest.approx(0.8)]
@@ -166,7 +181,7 @@ def test_a_step_on_the_cpu_falls_into_all_kinds() -> None:
     )  # fmt: skip
     trace = report.trace
     assert not trace.on_device and report.refused is None and report.milliseconds > 0
-    assert {cost.kind for cost in trace.costs()} == set(KINDS)
+    assert {cost.kind for cost in trace.costs()} == set(KINDS) - {LOSSES}  # told by recordings, which a CPU has not
     assert len(trace.steps) == 2 and list(trace.lanes()) == list(trace.marks()) == ["host"]
     assert trace.counts()["aten::item"] > 0  # a CPU reads its verdicts at once; there is nothing to wait for
     assert "host_name" not in report.chrome

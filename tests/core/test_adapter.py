@@ -1,6 +1,7 @@
 """What the base class promises beyond the contract checks."""
 
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,22 @@ def test_compiled_networks_agree_and_keep_their_state_names(tmp_path: Path) -> N
     fast.save(tmp_path / "compiled.pt")
     again = sf.load(tmp_path / "compiled.pt", tiny_net("layer"))
     torch.testing.assert_close(again(x), reference(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-3), ("bf16", 0.1)])
+def test_compiled_networks_agree_on_the_gpu(precision: str, bound: float) -> None:
+    """Logits of five steps, which are of the order of ten, with and without the compiler."""
+    network = sf.load_source("glyphs").cuda()
+    reference, fast = (
+        sf.adapt(network, "slomo_fast_star", precision=precision, channels_last=True, compile=on)
+        for on in (False, True)
+    )
+    stream = sf.stream("continual", sf.open_data("glyphs", device="cuda"), batch_size=100, images_per_domain=500)
+    apart = [float((fast(batch.images) - reference(batch.images)).abs().max()) for batch in islice(stream, 5)]
+    print(precision, [f"{value:.1e}" for value in apart])
+    assert max(apart) < bound
 
 
 def test_describe_tells_the_facts() -> None:

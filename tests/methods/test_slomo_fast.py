@@ -446,3 +446,24 @@ def test_classes_are_judged_by_what_is_usual_where_nothing_evens_them_out(norm: 
         assert torch.equal(usual, torch.full_like(usual, 1 / len(usual))) is not expected  # kept where it is used
         found = adapter.export()(batches(1)[0])
         torch.testing.assert_close(found, adapter.predict(batches(1)[0]))
+
+
+@pytest.mark.parametrize(("norm", "lr", "relative"), [("batch", 0.02, True), ("layer", 1e-4, False)])
+def test_steps_of_the_star_are_shares_of_the_weights_where_batch_norm_takes_their_scale(
+    norm: str, lr: float, relative: bool
+) -> None:
+    student = sf.adapt(tiny_net(norm), "slomo_fast_star").prepare(batches(1)[0]).optimizer("student")
+    assert (student.lr, student.relative) == (lr, relative)
+    slow = sf.adapt(tiny_net(norm), "slomo_fast_star").prepare(batches(1)[0]).optimizer("slow")
+    assert (slow.lr, slow.relative) == (1e-3, False)
+
+
+@pytest.mark.parametrize("options", [{"lr": 3e-4}, {"lr": 0.01, "relative": True}, {"preset": "paper"}])
+def test_a_step_size_that_is_given_counts_as_it_is(options: dict[str, object]) -> None:
+    student = sf.adapt(tiny_net(), "slomo_fast_star", **options).prepare(batches(1)[0]).optimizer("student")
+    assert student.lr == options.get("lr", 3e-4) and student.relative is options.get("relative", False)
+
+
+def test_relative_steps_need_a_size() -> None:
+    with pytest.raises(sf.ConfigError, match=r"lr=0\.02"):
+        sf.adapt(tiny_net(), "slomo_fast_star", relative=True)

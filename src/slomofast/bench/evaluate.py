@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from slomofast.metrics import Step
 from slomofast.streams import Batch, Stream
@@ -66,18 +67,7 @@ def evaluate(adapter: Any, stream: Stream, *, timing: bool = True) -> Iterator[S
 
 def take_step(adapter: Any, batch: Batch, *, timing: bool = True) -> Step:
     """Let the adapter predict one batch and learn from it."""
-    device = batch.images.device
-    seconds: Any = None
-    if not timing:
-        logits = adapter(batch.images)
-    elif device.type == "cuda":
-        clock = Seconds(device)
-        logits = adapter(batch.images)
-        seconds = clock.stop()
-    else:
-        start = time.perf_counter()
-        logits = adapter(batch.images)
-        seconds = time.perf_counter() - start
+    logits, seconds = timed_call(adapter, batch.images) if timing else (adapter(batch.images), None)
     return Step(
         logits=logits,
         target=batch.target,
@@ -88,9 +78,18 @@ def take_step(adapter: Any, batch: Batch, *, timing: bool = True) -> Step:
         cycle=batch.cycle,
         visit=batch.visit,
         seconds=seconds,
-        peak_bytes=peak_bytes(device),
+        peak_bytes=peak_bytes(batch.images.device),
         diagnostics=dict(getattr(adapter, "logged", {})),
     )
+
+
+def timed_call(adapter: Any, images: Tensor) -> tuple[Tensor, Any]:
+    """The adapter's logits of a batch, and its time: a float, or a `Seconds` to be read later on CUDA."""
+    if images.device.type == "cuda":
+        clock = Seconds(images.device)
+        return adapter(images), clock.stop()
+    start = time.perf_counter()
+    return adapter(images), time.perf_counter() - start
 
 
 def peak_bytes(device: torch.device) -> int:

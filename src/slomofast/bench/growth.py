@@ -7,7 +7,7 @@ import gc
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import cycle, islice
 from pathlib import Path
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 import slomofast
 from slomofast.bench.cost import forward_seconds
+from slomofast.bench.evaluate import timed_call
 from slomofast.bench.steps import StepCost, device_format, step_cost, timed_steps
 from slomofast.core.errors import ConfigError, DataError, unknown_name
 from slomofast.core.registry import describe
 from slomofast.core.split import Classifier, split
+from slomofast.streams import Batch
 
 AXES = ("batch", "classes", "queue", "steps")
 WINDOW = 100  # steps of a long run that share one row
@@ -34,7 +36,7 @@ class GrowthRow:
     """One point of a curve. On the axis `steps` it is a window of a long run, and `value` the steps done at its end.
 
     `multiple` is in plain forward passes of the same network, batch and precision. Memory is of the device (CUDA only),
-    except `host_mib`: what the process holds in the machine's memory, known on Linux.
+    except `host_mib`: what the process holds in the machine's memory, known on Linux. `error`: percent, of real images.
     """
 
     axis: str
@@ -52,6 +54,7 @@ class GrowthRow:
     peak_mib: float
     allocated_mib: float
     host_mib: float
+    error: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -96,31 +99,44 @@ class Growth:
         for count in sizes if has_queue(method) else ():
             yield self._point("queue", count, method, self.network, self.batch_size, {QUEUE_OPTION: count})
 
-    def steps(self, method: str, steps: int, batches: int = 8) -> Iterator[GrowthRow]:
-        """Cost of each window of a long run over a few different batches in turn.
+    def steps(
+        self, method: str, steps: int, batches: int = 8, window: int = WINDOW, stream: Iterable[Batch] | None = None
+    ) -> Iterator[GrowthRow]:
+        """Cost of each window of a long run: over a few random batches in turn, or over a stream, with its errors.
 
         The host waits for the device once a window, to read the times.
         """
         yardstick = forward_seconds(*device_format(self.network, self.images()), self.precision, repeats=20)
         adapter = self._adapter(method)
-        shown = [self.images(seed=self.seed + k) for k in range(batches)]
-        classes = class_count(self.network, shown[0])
+        random = [self.images(seed=self.seed + k) for k in range(batches)]
+        classes = class_count(self.network, random[0])
         if adapter.needs_source:
             adapter.fit_source(self._source(classes, self.batch_size)())
-        timed_steps(adapter, islice(cycle(shown), 5))
-        on_gpu = self.device.type == "cuda"
-        for start in range(0, steps, WINDOW):
+        timed_steps(adapter, islice(cycle(random), 5))
+        adapter.reset()
+        pairs = cycle((images, None) for images in random) if stream is None else _labelled(adapter, stream)
+        on_gpu, done = self.device.type == "cuda", 0
+        while done < steps:
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(self.device)
-            count = min(WINDOW, steps - start)
-            times = timed_steps(adapter, islice(cycle(shown), start % batches, start % batches + count))
+            times, wrong, seen = [], [], 0
+            for images, labels in islice(pairs, min(window, steps - done)):
+                logits, seconds = timed_call(adapter, images)
+                times.append(seconds)
+                if labels is not None:
+                    wrong.append((logits.argmax(1) != labels.to(logits.device)).sum())
+                    seen += len(labels)
+            if not times:
+                return
+            done += len(times)
+            median = statistics.median(float(seconds) for seconds in times)
             allocated = torch.cuda.memory_allocated(self.device) / 2**20 if on_gpu else math.nan
             peak = torch.cuda.max_memory_allocated(self.device) / 2**20 if on_gpu else math.nan
-            median = statistics.median(times)
             yield GrowthRow(
-                "steps", start + count, method, self.precision, self.compile, self.graphs,
+                "steps", done, method, self.precision, self.compile, self.graphs,
                 self.batch_size, self.size, classes,
                 1e3 * median, 1e3 * yardstick, median / yardstick, peak, allocated, host_mib(),
+                100 * int(torch.stack(wrong).sum()) / seen if seen else math.nan,
             )  # fmt: skip
 
     def images(self, count: int | None = None, seed: int | None = None) -> Tensor:
@@ -185,6 +201,14 @@ class Growth:
             torch.compiler.reset()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _labelled(adapter: slomofast.Adapter, stream: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Images and labels of a stream; where it asks for it, the adapter starts anew."""
+    for batch in stream:
+        if batch.reset:
+            adapter.reset()
+        yield batch.images, batch.target
 
 
 def with_classes(network: nn.Module, probe: Tensor, classes: int, seed: int = 0) -> Classifier:

@@ -2,7 +2,8 @@
 
 Everything is read from the profiler's Chrome trace, whose layout is the same in all versions of PyTorch. A kernel is
 traced back to the call that launched it, and from there to the operators and the part of the step around that call;
-this is how kernels get their kind.
+this is how kernels get their kind. Where the networks' passes are replayed as CUDA graphs, a kernel launched by itself
+belongs to none of them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any
 
 FORWARD, BACKWARD, NORM = "convolution forward", "convolution backward", "normalisation"
 ELEMENTWISE, WEIGHTS, AUGMENTATION = "activation, elementwise", "optimiser, EMA, restoration", "augmentation"
-REST = "rest"
-KINDS = (FORWARD, BACKWARD, NORM, ELEMENTWISE, WEIGHTS, AUGMENTATION, REST)
+LOSSES, REST = "losses, queues, copies", "rest"
+KINDS = (FORWARD, BACKWARD, NORM, ELEMENTWISE, LOSSES, WEIGHTS, AUGMENTATION, REST)
 """Matrix products count with the convolutions; casts and copies between formats with the elementwise work."""
+BESIDE = (LOSSES, WEIGHTS, AUGMENTATION)
+"""What is no network's pass. Where the passes are recorded, all that no recording launched counts with the losses."""
 LAUNCH, WAIT, OTHER = "launch", "wait", "other call"
 CALLS = (LAUNCH, WAIT, OTHER)
 
@@ -29,6 +32,7 @@ _WAITING_CALLS = re.compile(
     r"^(cuda(Stream|Device|Event)Synchronize|cu(Stream|Ctx|Event)Synchronize|cudaMemcpy|cudaFree)(_v\d+|_ptsz)*$"
 )
 _LAUNCHING_CALLS = re.compile(r"Launch|Mem(cpy|set)\w*Async")
+_REPLAYING_CALLS = re.compile(r"GraphLaunch")
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
 TO_HOST = "Memcpy DtoH"
 _NORM_NAMES = re.compile(r"(batch|group|layer|instance|rms)_?norm|\b_norm_|\bbn_(fw|bw)", re.I)
@@ -119,6 +123,13 @@ class StepTrace:
         return found
 
     @property
+    def beside_passes(self) -> float:
+        """Percent of the work that is no network's pass; nan where the passes were not recorded as graphs."""
+        if not any(_REPLAYING_CALLS.search(call.name) for call in self.calls):
+            return math.nan
+        return sum(cost.percent for cost in self.costs() if cost.kind in BESIDE)
+
+    @property
     def kernels(self) -> float:
         """Kernels in a step, copies and fills included; operators on a CPU."""
         return len(self.work) / max(1, len(self.steps))
@@ -181,20 +192,26 @@ def read_trace(chrome: Mapping[str, Any]) -> StepTrace:
     operators = _Operators(groups.get("cpu_op", []), clock)
     trace = StepTrace(steps=[(start, end) for start, end, _ in steps.rows])
     launches: dict[int, tuple[float, Any]] = {}
+    replays: set[int] = set()
     for event in groups.get("cuda_runtime", []) + groups.get("cuda_driver", []):
         start, end = clock.times(event)
         if (correlation := _argument(event, "correlation")) is not None:
             launches.setdefault(int(correlation), (start, event.get("tid")))
+            if _REPLAYING_CALLS.search(event["name"]):
+                replays.add(int(correlation))
         if (step := steps.index(start)) is not None:
             trace.calls.append(Span(event["name"], start, end, _call_kind(event["name"]), step))
     for event in groups.get("kernel", []) + groups.get("gpu_memcpy", []) + groups.get("gpu_memset", []):
         start, end = clock.times(event)
-        launched, thread = launches.get(int(_argument(event, "correlation") or -1), (start, None))
+        number = int(_argument(event, "correlation") or -1)
+        launched, thread = launches.get(number, (start, None))
         step = steps.index(launched)
         if step is None:
             continue
         stack = operators.around(_argument(event, "external id"), thread, launched)
         kind = kind_of(event["name"], stack, parts.name(launched))
+        if replays and number not in replays and kind not in BESIDE:
+            kind = LOSSES
         trace.work.append(Span(event["name"], start, end, kind, step, launched))
     trace.on_device = bool(trace.work)
     for place, (start, end) in enumerate(operators.times):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import slomofast
 from slomofast.bench.cost import forward_seconds
-from slomofast.bench.evaluate import Seconds
+from slomofast.bench.evaluate import timed_call
 from slomofast.core.errors import DataError
 
 
@@ -103,16 +103,7 @@ def device_format(model: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
 
 def timed_steps(adapter: Any, batches: Iterable[Tensor]) -> list[float]:
     """Seconds of each step; on CUDA they are read at the end, so that no step waits for the one before."""
-    times: list[Any] = []
-    for images in batches:
-        if images.device.type == "cuda":
-            clock = Seconds(images.device)
-            adapter(images)
-            times.append(clock.stop())
-        else:
-            start = time.perf_counter()
-            adapter(images)
-            times.append(time.perf_counter() - start)
+    times = [timed_call(adapter, images)[1] for images in batches]
     return [float(seconds) for seconds in times]
 
 

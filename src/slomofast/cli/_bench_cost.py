@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from slomofast.bench.growth import Drift, GrowthRow
     from slomofast.bench.waits import WaitReport
+    from slomofast.streams import Stream
 
 Model = Annotated[str, typer.Option(help="Source network; `wrn_28_10` is the usual one for 32 pixels.")]
 Weights = Annotated[
@@ -46,6 +47,12 @@ def growth(
     steps: Annotated[int, typer.Option(help="Steps of the long run.", min=1)] = 7500,
     long_batch: Annotated[int | None, typer.Option(help="Batch of the long run, if another; it saves time.")] = None,
     long_size: Annotated[int | None, typer.Option(help="Side of the images of the long run, if another.")] = None,
+    window: Annotated[int, typer.Option(help="Steps of the long run that share a row.", min=1)] = 100,
+    data: Annotated[
+        str | None, typer.Option(help="Images of the long run, as for `slomofast run`; random ones if left out.")
+    ] = None,
+    setting: Annotated[str, typer.Option(help="Their order, with --data.")] = "lifelong",
+    images_per_domain: Annotated[int | None, typer.Option(help="Images of one visit, with --data.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file; each row is appended once it is measured.")] = None,
     plot: Plot = None,
     draw_only: Annotated[
@@ -56,8 +63,9 @@ def growth(
 
     Each point is the median of --repeats steps on random images, beside a plain forward pass of the same network, batch
     and precision. On CUDA the images are laid out channels last, no step waits for the one before, and memory is the
-    peak of the point. The long run goes through different batches in turn; every 100 steps give a row with their
-    median and the memory allocated at their end. It should be flat, and the last line says whether it is.
+    peak of the point. The long run goes through different batches in turn, or through a stream of real images (--data);
+    every --window steps give a row with their median, the memory allocated at their end and, on real images, their
+    error. It should be flat, and the last line says whether it is.
 
     Quick, on a CPU:  slomofast bench growth --model wrn_10_1 --size 16 --batch-size 10 --batches 5,10,20 --steps 300
 
@@ -88,6 +96,10 @@ def growth(
     short = Growth(network, size, batch_size, precision, compile, graphs, repeats)
     long = Growth(network, long_size or size, long_batch or batch_size, precision, compile, graphs, repeats)
     facts = _facts(model, place)
+    stream = None
+    if data is not None and "steps" in chosen:
+        stream = _long_stream(data, setting, long.batch_size, images_per_domain, place)
+        steps = min(steps, len(stream))
     if out is not None:
         check_columns(out, [*(entry.name for entry in fields(GrowthRow)), *facts])
     rows: list[GrowthRow] = []
@@ -95,12 +107,15 @@ def growth(
         if "queue" in chosen and not has_queue(name):
             console.print(f"[yellow]{name}[/] has no option queue_size: that axis is left out", highlight=False)
         for axis in chosen:
-            points = long.steps(name, steps) if axis == "steps" else getattr(short, axis)(name, values[axis])
+            if axis == "steps":
+                points = long.steps(name, steps, window=window, stream=stream)
+            else:
+                points = getattr(short, axis)(name, values[axis])
             for row in _until_it_fails(points, name, axis):
                 rows.append(row)
                 if out is not None:
                     write_costs(out, [row], facts)
-                if axis != "steps" or row.value % 1000 == 0 or row.value == steps:
+                if axis != "steps" or row.value % (10 * window) == 0 or row.value == steps:
                     console.print(_growth_line(row), highlight=False)
         verdict = drift([row for row in rows if row.method == name])
         if verdict is not None:
@@ -109,6 +124,14 @@ def growth(
         console.print(_growth_table(rows))
     if plot is not None and rows:
         _draw_growth([asdict(row) for row in rows], plot)
+
+
+def _long_stream(spec: str, setting: str, batch_size: int, images: int | None, device: Any) -> Stream:
+    """The stream a long run goes through, its images on the device."""
+    from slomofast.data import open_data
+    from slomofast.streams import Stream
+
+    return Stream(setting, open_data(spec, device=device), batch_size=batch_size, images_per_domain=images)
 
 
 def trace(
@@ -135,7 +158,8 @@ def trace(
     Records a few steps with PyTorch's profiler. Counts every call, copy and operator that can make the host wait
     (cudaStreamSynchronize, copies to the host, .item(), nonzero ...) and, on CUDA, takes the steps once more while
     PyTorch refuses to wait. Shares by kind: a kernel counts by the operators around its launch, or by the part of the
-    step (augmentation; optimiser, moving averages, restoration); matrix products count as convolutions.
+    step (augmentation; optimiser, moving averages, restoration); matrix products count as convolutions. With --graphs
+    the networks' passes are replayed, and kernels launched by themselves are losses, queues and copies.
 
     The picture has a lane for the host's calls and one for the device's kernels. A host that is done with a step long
     before the device is never waits. On a CPU there is no device to wait for: the lane shows operators.
@@ -223,7 +247,8 @@ def _until_it_fails(points: Iterator[GrowthRow], method: str, axis: str) -> Iter
 def _growth_line(row: GrowthRow) -> str:
     memory = row.allocated_mib if row.axis == "steps" else row.peak_mib
     shown = "" if memory != memory else f", {memory:.0f} MiB"
-    return f"{row.method} {row.axis} {row.value}: {row.milliseconds:.1f} ms, {row.multiple:.2f} x{shown}"
+    error = "" if row.error != row.error else f", error {row.error:.1f} %"
+    return f"{row.method} {row.axis} {row.value}: {row.milliseconds:.1f} ms, {row.multiple:.2f} x{shown}{error}"
 
 
 def _drift_line(verdict: Drift, method: str, steps: int) -> str:
@@ -298,6 +323,8 @@ def _show_trace(report: WaitReport, method: str, on_gpu: bool) -> None:
         f"({inside:.2f} ms)",
         highlight=False,
     )
+    if trace.beside_passes == trace.beside_passes:
+        console.print(f"{trace.beside_passes:.1f} % of the device's time is no network's pass", highlight=False)
     if trace.idle_waits:
         console.print(
             f"{len(trace.idle_waits)} more calls found the device with nothing left to do, so nobody waited "

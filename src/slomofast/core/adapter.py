@@ -245,8 +245,17 @@ class Adapter(nn.Module):
 
     # -- what methods use ----------------------------------------------------------------------------------------
 
-    def optimize(self, name: str, parameters: Iterable[nn.Parameter] | nn.Module, lr: float | None = None) -> None:
-        """Attach an optimiser called `name` over parameters (of a module: its trainable ones)."""
+    def optimize(
+        self,
+        name: str,
+        parameters: Iterable[nn.Parameter] | nn.Module,
+        lr: float | None = None,
+        relative: bool | None = None,
+    ) -> None:
+        """Attach an optimiser called `name` over parameters (of a module: its trainable ones).
+
+        `lr` and `relative` stand for the config's where they are given.
+        """
         chosen = trainable(parameters) if isinstance(parameters, nn.Module) else list(parameters)
         if not chosen:
             warnings.warn(
@@ -254,7 +263,7 @@ class Adapter(nn.Module):
                 "a method that trains all parameters (slomo_fast_star, cotta, rmt) may fit better",
                 stacklevel=2,
             )
-        optimizer = FlatOptimizer(chosen, cast(OptimConfig, self.config), lr)
+        optimizer = FlatOptimizer(chosen, cast(OptimConfig, self.config), lr, relative)
         self.add_module(f"optimizer_{name}", optimizer)
 
     def optimizer(self, name: str = "student") -> FlatOptimizer:

@@ -44,6 +44,7 @@ class FlatOptimizer(nn.Module):
         parameters: what it moves; the order must be the same when a state is loaded.
         config: kind, step size and decay.
         lr: overrides the step size of `config`.
+        relative: overrides that of `config`.
     """
 
     skipped: Tensor
@@ -52,10 +53,17 @@ class FlatOptimizer(nn.Module):
     second: Tensor
     scale: Tensor
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: OptimConfig, lr: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        config: OptimConfig,
+        lr: float | None = None,
+        relative: bool | None = None,
+    ) -> None:
         super().__init__()
         self._parameters_list = list(parameters)
         self.config, self.lr = config, config.lr if lr is None else lr
+        self.relative = config.relative if relative is None else relative
         device = parameters[0].device if parameters else torch.device("cpu")
         size = sum(p.numel() for p in parameters)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64, device=device))
@@ -63,7 +71,7 @@ class FlatOptimizer(nn.Module):
         self.register_buffer("first", torch.zeros(size, device=device))
         self.register_buffer("second", torch.zeros(size if config.optimizer == "adam" else 0, device=device))
         # known from the source weights, hence no part of the state
-        self.register_buffer("scale", sizes_of(parameters if config.relative else [], device), persistent=False)
+        self.register_buffer("scale", sizes_of(parameters if self.relative else [], device), persistent=False)
 
     @property
     def targets(self) -> list[nn.Parameter]:
@@ -98,7 +106,7 @@ class FlatOptimizer(nn.Module):
             gradient = gradient + self.config.weight_decay * flatten(targets) * ok
         self.count += ok
         change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
-        if self.config.relative:
+        if self.relative:
             change = change * self.scale
         if pace is not None:
             change = change * pace

@@ -166,7 +166,7 @@ class SloMoFastAdapter(Adapter):
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
-        self.optimize("student", self.student)
+        self.optimize("student", self.student, **self.student_steps())
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
         self.register_buffer("slow_source", flatten(trainable(self.slow)))
@@ -185,6 +185,10 @@ class SloMoFastAdapter(Adapter):
         ).to(self.device)
         share = math.log(self.classes) if config.threshold_unit == "share" else 1.0
         self.sure_below = config.entropy_threshold * share
+
+    def student_steps(self) -> dict[str, Any]:
+        """Size and kind of the student's steps, where the config's do not count."""
+        return {}
 
     def members(self) -> dict[str, nn.Module]:
         return {"student": self.student, "fast": self.fast, "slow": self.slow}
@@ -407,12 +411,19 @@ class SloMoFastStarConfig(SloMoFastConfig):
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**PAPER, "lr": 3e-4}}
 
-    lr: float = option(1e-4, "step size", low=0.0)
+    lr: float | None = option(  # type: ignore[assignment]  # wider than in the other methods
+        None, "step size; left out: a share of 0.02 of each tensor's size with BatchNorm, 1e-4 without", low=0.0
+    )
     members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
     fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
     restore: float = option(
         0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
     )
+
+    def validate(self) -> None:
+        super().validate()
+        if self.relative and self.lr is None:
+            raise ConfigError("relative=True needs a step size of its own: give lr as a share, for example lr=0.02")
 
 
 @register("slomo_fast_star", paper="arXiv:2511.18468", trains="all parameters", needs_features=True,
@@ -422,7 +433,14 @@ class SloMoFastStar(SloMoFastAdapter):
     """SloMo-Fast whose student moves all of its parameters."""
 
     Config = SloMoFastStarConfig
+    config: SloMoFastStarConfig
     part = "all"
+
+    def student_steps(self) -> dict[str, Any]:
+        # a weight in front of BatchNorm has no scale of its own: a share of its size means the same to every network
+        if self.config.lr is not None:
+            return {}
+        return {"lr": 0.02, "relative": True} if "batch" in norm_kinds(self.student) else {"lr": 1e-4}
 
 
 def _float(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
