@@ -240,9 +240,28 @@ def test_compiled_networks_agree_and_keep_their_state_names(tmp_path: Path) -> N
     torch.testing.assert_close(again(x), reference(x), rtol=1e-3, atol=1e-3)
 
 
+def test_every_adapter_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch stops compiling a function after eight situations, unless it is given more room."""
+    from torch._dynamo import config
+    from torch._dynamo.utils import counters
+
+    compile_now = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_now(self, backend="eager"))
+    monkeypatch.setattr(config, "recompile_limit", 8)
+    torch.compiler.reset()
+    graphs = []
+    for number in range(4):
+        counters.clear()
+        how = {"precision": ("fp32", "bf16")[number % 2], "channels_last": number > 1}
+        make("slomo_fast_star", tiny_net(), compile=True, **how)(batches(1)[0])
+        graphs.append(counters["stats"]["unique_graphs"])
+    torch.compiler.reset()
+    assert all(graphs), graphs
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-3), ("bf16", 0.1)])
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-2), ("bf16", 0.5)])
 def test_compiled_networks_agree_on_the_gpu(precision: str, bound: float) -> None:
     """Logits of five steps, which are of the order of ten, with and without the compiler."""
     network = sf.load_source("glyphs").cuda()
@@ -253,7 +272,7 @@ def test_compiled_networks_agree_on_the_gpu(precision: str, bound: float) -> Non
     stream = sf.stream("continual", sf.open_data("glyphs", device="cuda"), batch_size=100, images_per_domain=500)
     apart = [float((fast(batch.images) - reference(batch.images)).abs().max()) for batch in islice(stream, 5)]
     print(precision, [f"{value:.1e}" for value in apart])
-    assert max(apart) < bound
+    assert 0 < max(apart) < bound  # the same to the bit would mean that nothing was compiled
 
 
 def test_describe_tells_the_facts() -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from slomofast.core.compiled import compile_network
 from slomofast.core.config import AdapterConfig
 from slomofast.core.errors import ConfigError, InputError, ModelError, unknown_name
 from slomofast.core.fingerprint import model_fingerprint
@@ -351,7 +352,7 @@ class Adapter(nn.Module):
         if self.runtime.compile:
             for member in self.children():
                 if isinstance(member, Classifier | Whole):
-                    (member.body if isinstance(member, Classifier) else member.model).compile()
+                    compile_network(member.body if isinstance(member, Classifier) else member.model)
         self._waiting.clear()
         self._record_passes()
         self.start_here()

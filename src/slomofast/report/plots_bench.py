@@ -20,7 +20,7 @@ KIND_COLOURS = {
     "convolution backward": "#5fb0d3",
     "normalisation": "#e09f3e",
     "activation, elementwise": "#2e933c",
-    "losses, queues, copies": "#f4a259",
+    "losses, queues, copies": "#d6699e",
     "optimiser, EMA, restoration": "#8f5ea8",
     "augmentation": "#a44a3f",
     "rest": "#9aa5b1",
