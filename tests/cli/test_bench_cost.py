@@ -71,6 +71,16 @@ def test_growth_says_what_a_method_has_not(tmp_path: Path) -> None:
     assert "tent has no option queue_size" in text and "tent batch 4" in text
 
 
+def test_a_long_run_goes_through_a_stream_as_far_as_it_lasts(tmp_path: Path) -> None:
+    words = ["--axes", "steps", "--methods", "tent", "--batch-size", "10", "--window", "4", "--steps", "1000"]
+    stream = ["--data", "glyphs", "--setting", "continual", "--images-per-domain", "20"]
+    text = call("bench", "growth", *words, *stream, "--out", tmp_path / "rows.csv")
+    rows = rows_of(tmp_path / "rows.csv")
+    assert [int(row["value"]) for row in rows] == [4, 8, 12, 16, 20, 24, 28, 30]  # two batches of each corruption
+    assert all(0 < float(row["error"]) < 60 for row in rows) and "tent over 30 steps" in text
+    assert "did you mean 'lifelong'" in call("bench", "growth", *words, *stream[:2], "--setting", "lifelon", code=2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 import slomofast
 from slomofast.bench.cost import forward_seconds
-from slomofast.bench.evaluate import timed_call
+from slomofast.bench.evaluate import evaluate, timed_call
 from slomofast.bench.steps import StepCost, device_format, step_cost, timed_steps
 from slomofast.core.errors import ConfigError, DataError, unknown_name
 from slomofast.core.registry import describe
 from slomofast.core.split import Classifier, split
-from slomofast.streams import Batch
+from slomofast.streams import Stream
 
 AXES = ("batch", "classes", "queue", "steps")
 WINDOW = 100  # steps of a long run that share one row
@@ -100,7 +100,7 @@ class Growth:
             yield self._point("queue", count, method, self.network, self.batch_size, {QUEUE_OPTION: count})
 
     def steps(
-        self, method: str, steps: int, batches: int = 8, window: int = WINDOW, stream: Iterable[Batch] | None = None
+        self, method: str, steps: int, batches: int = 8, window: int = WINDOW, stream: Stream | None = None
     ) -> Iterator[GrowthRow]:
         """Cost of each window of a long run: over a few random batches in turn, or over a stream, with its errors.
 
@@ -114,29 +114,23 @@ class Growth:
             adapter.fit_source(self._source(classes, self.batch_size)())
         timed_steps(adapter, islice(cycle(random), 5))
         adapter.reset()
-        pairs = cycle((images, None) for images in random) if stream is None else _labelled(adapter, stream)
+        run = _over_images(adapter, cycle(random)) if stream is None else _over_stream(adapter, stream)
         on_gpu, done = self.device.type == "cuda", 0
         while done < steps:
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(self.device)
-            times, wrong, seen = [], [], 0
-            for images, labels in islice(pairs, min(window, steps - done)):
-                logits, seconds = timed_call(adapter, images)
-                times.append(seconds)
-                if labels is not None:
-                    wrong.append((logits.argmax(1) != labels.to(logits.device)).sum())
-                    seen += len(labels)
-            if not times:
+            taken = list(islice(run, min(window, steps - done)))
+            if not taken:
                 return
-            done += len(times)
-            median = statistics.median(float(seconds) for seconds in times)
+            done += len(taken)
+            median = statistics.median(float(seconds) for seconds, _ in taken)
             allocated = torch.cuda.memory_allocated(self.device) / 2**20 if on_gpu else math.nan
             peak = torch.cuda.max_memory_allocated(self.device) / 2**20 if on_gpu else math.nan
             yield GrowthRow(
                 "steps", done, method, self.precision, self.compile, self.graphs,
                 self.batch_size, self.size, classes,
                 1e3 * median, 1e3 * yardstick, median / yardstick, peak, allocated, host_mib(),
-                100 * int(torch.stack(wrong).sum()) / seen if seen else math.nan,
+                100 * float(torch.cat([wrong for _, wrong in taken]).float().mean()),
             )  # fmt: skip
 
     def images(self, count: int | None = None, seed: int | None = None) -> Tensor:
@@ -203,12 +197,18 @@ class Growth:
             torch.cuda.empty_cache()
 
 
-def _labelled(adapter: slomofast.Adapter, stream: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Images and labels of a stream; where it asks for it, the adapter starts anew."""
-    for batch in stream:
-        if batch.reset:
-            adapter.reset()
-        yield batch.images, batch.target
+Taken = tuple[Any, Tensor]
+"""Seconds of a step, to be read later, and which of its images were wrong: none of them known for random ones."""
+
+
+def _over_images(adapter: slomofast.Adapter, batches: Iterable[Tensor]) -> Iterator[Taken]:
+    for images in batches:
+        yield timed_call(adapter, images)[1], torch.zeros(0)
+
+
+def _over_stream(adapter: slomofast.Adapter, stream: Stream) -> Iterator[Taken]:
+    for step in evaluate(adapter, stream):
+        yield step.seconds, step.logits.argmax(1) != step.target.to(step.logits.device)
 
 
 def with_classes(network: nn.Module, probe: Tensor, classes: int, seed: int = 0) -> Classifier:
