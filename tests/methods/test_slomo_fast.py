@@ -398,6 +398,16 @@ def test_the_fast_teacher_begins_as_a_mean_of_the_student_s_past(power: int) -> 
     torch.testing.assert_close(flatten(list(adapter.fast.parameters())), momentum * found + (1 - momentum) * now)
 
 
+def test_the_source_may_count_for_many_steps_of_that_mean() -> None:
+    adapter = sf.adapt(tiny_net(), "slomo_fast_star", fast_warmup=1.0, fast_prior=3, fast_momentum=0.999)
+    source = flatten(list(adapter.prepare(batches(1)[0]).fast.parameters())).clone()
+    past = [source] * 4
+    for x in batches(3):
+        adapter(x)
+        past.append(flatten(list(adapter.student.parameters())).clone())
+        torch.testing.assert_close(flatten(list(adapter.fast.parameters())), torch.stack(past).mean(0))
+
+
 def test_agreement_is_of_sure_images_and_moves_slowly() -> None:
     adapter = sf.adapt(tiny_net(), "slomo_fast").prepare(batches(1)[0])
     sure = 20 * torch.eye(4)

@@ -105,6 +105,7 @@ class SloMoFastConfig(OptimConfig):
     fast_warmup: float = option(
         0.0, "T1 begins as a mean of the student's past: 1 plain, more for later steps weigh more, 0 for never", low=0.0
     )
+    fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
     projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
@@ -238,8 +239,8 @@ class SloMoFastAdapter(Adapter):
     @property
     def fast_share(self) -> float:
         """Share of the old fast teacher in this step."""
-        share, power, steps = self.config.fast_momentum, self.config.fast_warmup, self.steps
-        return min(share, (steps + 1) / (steps + 1 + power)) if power else share
+        share, power, past = self.config.fast_momentum, self.config.fast_warmup, self.steps + 1 + self.config.fast_prior
+        return min(share, past / (past + power)) if power else share
 
     @property
     def mirrors(self) -> bool:
