@@ -91,8 +91,8 @@ def test_a_long_run_over_a_stream_has_its_errors() -> None:
     """The same errors as a run of its own, window by window; the warm-up leaves nothing behind; the stream may end."""
     network, data = load_source("glyphs"), sf.open_data("glyphs", domains=["fog", "contrast"])
     stream = Stream("continual", data, batch_size=20, images_per_domain=60)
-    rows = list(Growth(network, batch_size=20).steps("tent", 100, window=3, stream=stream))
-    adapter = sf.adapt(network, "tent")
+    rows = list(Growth(network, batch_size=20).steps("slomo_fast_star", 100, window=3, stream=stream))
+    adapter = sf.adapt(network, "slomo_fast_star")
     wrong = [(adapter(batch.images).argmax(1) != batch.target).float().mean().item() for batch in stream]
     assert [row.value for row in rows] == [3, 6]
     assert [row.error for row in rows] == pytest.approx([100 * sum(part) / 3 for part in (wrong[:3], wrong[3:])])
