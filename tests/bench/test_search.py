@@ -64,6 +64,25 @@ def test_other_settings_may_be_searched() -> None:
     assert search("tent", [{"lr": 1.0}], net, data, setting="episodic", **small)[0].mean < found["continual"].mean
 
 
+def test_severities_may_follow_one_another() -> None:
+    data = open_data("glyphs", size=40, domains=list(EXTRA))
+    small = {"severities": (5.0, 1.0), "images_per_domain": 40, "batch_size": 20, "setting": "continual"}
+    net = load_source("glyphs")
+    apart, joined = (search("tent", [{"lr": 1.0}], net, data, in_turn=value, **small)[0] for value in (False, True))
+    assert apart.errors[5.0, 0] == joined.errors[5.0, 0]  # the same beginning
+    assert joined.errors[1.0, 0] > apart.errors[1.0, 0] + 10  # what learnt too fast is broken when the mild ones come
+
+
+def test_the_order_of_corruptions_is_free_and_checked() -> None:
+    line = ["search", "tent", "--grid", "lr=1.0", "--images-per-domain", "40", "--batch-size", "20", "--cycles", "1"]
+    found = [CliRunner().invoke(app, [*line, "--order", order]) for order in ("saturate,spatter", "spatter,saturate")]
+    assert all(one.exit_code == 0 for one in found), found
+    assert found[0].output != found[1].output
+    wrong = CliRunner().invoke(app, [*line, "--order", "saturate,splatter"])
+    assert isinstance(wrong.exception, ConfigError)
+    assert "unknown validation corruption 'splatter'; did you mean 'spatter'?" in str(wrong.exception)
+
+
 def test_methods_that_need_source_images_ask_for_them() -> None:
     data = open_data("glyphs", size=40, domains=list(EXTRA))
     small = {"severities": (5.0,), "images_per_domain": 20, "batch_size": 20, "cycles": 1}

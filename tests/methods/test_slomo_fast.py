@@ -232,6 +232,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"mirror": True, "augment_flip": False},
         {"slow_every": 2},
         {"fast_warmup": 1.0},
+        {"fast_anchor": 0.1},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},
@@ -383,7 +384,9 @@ def test_the_slow_teacher_rests_between_its_updates() -> None:
 @pytest.mark.parametrize("power", [1, 2])
 def test_the_fast_teacher_begins_as_a_mean_of_the_student_s_past(power: int) -> None:
     momentum = 0.75 if power == 1 else 0.6
-    adapter = sf.adapt(tiny_net(), "slomo_fast_star", lr=0.01, fast_warmup=power, fast_momentum=momentum)
+    adapter = sf.adapt(
+        tiny_net(), "slomo_fast_star", lr=0.01, fast_warmup=power, fast_momentum=momentum, fast_anchor=0.0
+    )
     x = batches(1)[0]
     adapter.prepare(x)
     past = [flatten(list(adapter.student.parameters())).clone()]
@@ -399,13 +402,29 @@ def test_the_fast_teacher_begins_as_a_mean_of_the_student_s_past(power: int) -> 
 
 
 def test_the_source_may_count_for_many_steps_of_that_mean() -> None:
-    adapter = sf.adapt(tiny_net(), "slomo_fast_star", fast_warmup=1.0, fast_prior=3, fast_momentum=0.999)
+    options = {"fast_warmup": 1.0, "fast_prior": 3, "fast_momentum": 0.999, "fast_anchor": 0.0}
+    adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options)
     source = flatten(list(adapter.prepare(batches(1)[0]).fast.parameters())).clone()
     past = [source] * 4
     for x in batches(3):
         adapter(x)
         past.append(flatten(list(adapter.student.parameters())).clone())
         torch.testing.assert_close(flatten(list(adapter.fast.parameters())), torch.stack(past).mean(0))
+
+
+@pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])
+def test_the_fast_teacher_keeps_a_share_of_the_source(method: str) -> None:
+    adapter = sf.adapt(tiny_net(), method, fast_momentum=0.9, fast_anchor=0.25).prepare(batches(1)[0])
+    source = flatten(list(adapter.fast.parameters())).clone()
+    expected = source
+    for x in batches(3):
+        adapter(x)
+        followed = 0.9 * expected + 0.1 * flatten(list(adapter.student.parameters()))
+        expected = 0.75 * followed + 0.25 * source
+        assert not torch.allclose(expected, source)
+        torch.testing.assert_close(flatten(list(adapter.fast.parameters())), expected)
+    adapter.reset()
+    torch.testing.assert_close(flatten(list(adapter.fast.parameters())), source)
 
 
 def test_agreement_is_of_sure_images_and_moves_slowly() -> None:

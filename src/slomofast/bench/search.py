@@ -1,9 +1,9 @@
 """Choosing hyper-parameters without looking at the test corruptions.
 
 The validation stream is made of the four extra corruptions at severities 3 and 5, each in a cyclic order whose first
-cycle is the continual one, or in another setting. A method's candidates are all combinations of the given values. Where
-a method predicts with several members, every combination of them is scored from the same run, since members do not
-influence learning.
+cycle is the continual one, or in another setting; severities may also follow one another. A method's candidates are all
+combinations of the given values. Where a method predicts with several members, every combination of them is scored from
+the same run, since members do not influence learning.
 """
 
 from __future__ import annotations
@@ -75,12 +75,15 @@ def search(
     runtime: Mapping[str, Any] | None = None,
     preset: str | None = None,
     setting: str = "cyclic",
+    in_turn: bool = False,
     source: DataSet | None = None,
     done: Callable[[Candidate], None] = lambda candidate: None,
 ) -> list[Candidate]:
     """Run every candidate over the validation stream; `done` hears of each as it ends. Best first.
 
-    `cycles` belongs to the setting `cyclic`. `source`: training images, for methods that need them.
+    `cycles` belongs to the setting `cyclic`. `in_turn`: severities follow one another in one long stream instead of
+    meeting a fresh adapter each; the mild ones at its end show what the method has lost on the way. `source`: training
+    images, for methods that need them.
     """
     tested = set(data.domains) - set(EXTRA)
     if tested:
@@ -89,6 +92,7 @@ def search(
     for options in candidates:
         candidate = Candidate(dict(options))
         scores: dict[str, list[float]] = {}
+        adapter = None
         for severity in severities:
             stream = Stream(
                 make_setting(setting, cycles=cycles) if setting == "cyclic" else setting,
@@ -98,11 +102,12 @@ def search(
                 severity=severity,
                 images_per_domain=images_per_domain,
             )
-            adapter = slomofast.adapt(model, method, preset=preset, seed=seed, **(runtime or {}), **options)
-            if adapter.needs_source:
-                if source is None:
-                    raise ConfigError(f"{method} learns from training images first: name them with --source")
-                adapter.fit_source(clean_batches(source, batch_size, method))
+            if adapter is None or not in_turn:
+                adapter = slomofast.adapt(model, method, preset=preset, seed=seed, **(runtime or {}), **options)
+                if adapter.needs_source:
+                    if source is None:
+                        raise ConfigError(f"{method} learns from training images first: name them with --source")
+                    adapter.fit_source(clean_batches(source, batch_size, method))
             counts: dict[int, int] = {}
             wrong: dict[int, dict[str, Tensor]] = {}
             for step in evaluate(adapter, stream, timing=False):

@@ -37,6 +37,12 @@ def search_command(
         str, typer.Option(help="Setting the four corruptions come in; --cycles belongs to cyclic.")
     ] = "cyclic",
     severities: Annotated[str, typer.Option(help="Strengths, each a stream of its own, separated by commas.")] = "3,5",
+    in_turn: Annotated[
+        bool, typer.Option("--in-turn", help="Strengths follow one another in one stream: 5,3,1 shows what is lost.")
+    ] = False,
+    order: Annotated[
+        str | None, typer.Option(help="Order of the four corruptions, separated by commas; fewer than four are fine.")
+    ] = None,
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
@@ -61,6 +67,7 @@ def search_command(
     from slomofast.bench.search import Candidate, combinations, search, write_table
     from slomofast.cli._options import pairs, split_names
     from slomofast.cli._shared import fail
+    from slomofast.core.errors import unknown_name
     from slomofast.core.registry import describe
     from slomofast.corruptions import EXTRA
     from slomofast.data import open_data
@@ -72,6 +79,10 @@ def search_command(
         fail(f"--severities are numbers in [0, 5] separated by commas, got {severities!r}")
     if not strengths or not all(0 <= strength <= 5 for strength in strengths):
         fail(f"--severities are numbers in [0, 5] separated by commas, got {severities!r}")
+    domains = split_names(order) or tuple(EXTRA)
+    for name in domains:
+        if name not in EXTRA:
+            raise unknown_name("validation corruption", name, EXTRA)
     config = describe(method).adapter.Config
     read = {
         name: [config.parse({name: text.replace("+", ",")})[name] for text in values.split(",")]
@@ -81,7 +92,7 @@ def search_command(
     for line in also or []:
         texts = pairs(line.split(), "--also")
         candidates.append(config.parse({name: text.replace("+", ",") for name, text in texts.items()}))
-    opened = open_data(data, domains=list(EXTRA), device=device)
+    opened = open_data(data, domains=list(domains), device=device)
     network = load_source(model, weights or None).to(device)
     facts = {"command": "slomofast " + " ".join(sys.argv[1:]), **_machine(device)}
 
@@ -105,6 +116,7 @@ def search_command(
         seed=seed,
         preset=opened.family,
         setting=setting,
+        in_turn=in_turn,
         source=open_data(source, device=device) if source else None,
         runtime={"precision": precision, "channels_last": device != "cpu", "check_input": "deferred", "graphs": graphs},
         done=done,

@@ -10,7 +10,7 @@ arXiv:2511.18468. `slomo_fast` trains the student's normalisation layers, `slomo
 
 The defaults go beyond the paper, chosen on the four extra corruptions: the student learns from an augmented view and is
 itself kept certain and diverse, T2 learns from all samples, T1 looks at an image and at its mirror image, T2 at the
-mirror image; all three predict, in the star variant T1 alone. Four choices save passes: the contrastive loss takes its
+mirror image; all three predict, in the star variant T1 alone, which keeps a share of the source. Four choices save passes: the contrastive loss takes its
 second view from the student's pass, a quarter of the batch is tried for the queues, T2 learns from every other batch,
 and a student that does not predict looks at the augmented view alone. `preset="paper"` is the published form.
 
@@ -69,8 +69,10 @@ PAPER = {
     "mirror": False,
     "augment_per": "batch",
     "fast_momentum": 0.99,
+    "fast_anchor": 0.0,
     "slow_every": 1,
     "restore": 0.01,
+    "momentum": 0.9,
 }
 """The published form, where it differs from the defaults."""
 
@@ -106,6 +108,7 @@ class SloMoFastConfig(OptimConfig):
         0.0, "T1 begins as a mean of the student's past: 1 plain, more for later steps weigh more, 0 for never", low=0.0
     )
     fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
+    fast_anchor: float = option(0.0, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
     projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
@@ -171,7 +174,7 @@ class SloMoFastAdapter(Adapter):
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
         self.register_buffer("slow_source", flatten(trainable(self.slow)))
-        returns = config.restore_student or config.student_pull
+        returns = config.restore_student or config.student_pull or config.fast_anchor
         self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
         self.register_buffer("agreement", torch.zeros((), device=self.device))
@@ -228,6 +231,8 @@ class SloMoFastAdapter(Adapter):
         if config.restore_student:
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         ema_update(self.fast, self.student, self.fast_share)
+        if config.fast_anchor:
+            pull_towards(followers(self.fast, self.student), self.student_source, config.fast_anchor)
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -416,7 +421,9 @@ class SloMoFastStarConfig(SloMoFastConfig):
         None, "step size; left out: a share of 0.02 of each tensor's size with BatchNorm, 1e-4 without", low=0.0
     )
     members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
+    momentum: float = option(0.5, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
     fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    fast_anchor: float = option(0.003, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
     restore: float = option(
         0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
     )
@@ -442,6 +449,12 @@ class SloMoFastStar(SloMoFastAdapter):
         if self.config.lr is not None:
             return {}
         return {"lr": 0.02, "relative": True} if "batch" in norm_kinds(self.student) else {"lr": 1e-4}
+
+
+def followers(teacher: nn.Module, student: nn.Module) -> list[nn.Parameter]:
+    """The teacher's parameters whose counterparts in the student learn."""
+    pairs = zip(teacher.parameters(), student.parameters(), strict=True)
+    return [follower for follower, leader in pairs if leader.requires_grad]
 
 
 def _float(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
