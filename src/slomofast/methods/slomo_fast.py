@@ -10,9 +10,10 @@ arXiv:2511.18468. `slomo_fast` trains the student's normalisation layers, `slomo
 
 The defaults go beyond the paper, chosen on the four extra corruptions: the student learns from an augmented view and is
 itself kept certain and diverse, T2 learns from all samples, T1 looks at an image and at its mirror image, T2 at the
-mirror image; all three predict, in the star variant T1 alone, which keeps a share of the source. Four choices save passes: the contrastive loss takes its
-second view from the student's pass, a quarter of the batch is tried for the queues, T2 learns from every other batch,
-and a student that does not predict looks at the augmented view alone. `preset="paper"` is the published form.
+mirror image; all three predict, in the star variant T1 alone, which keeps a share of the source. Four choices save
+passes: the contrastive loss takes its second view from the student's pass, a quarter of the batch is tried for the
+queues, T2 learns from every other batch, and a student that does not predict looks at the augmented view alone.
+`preset="paper"` is the published form.
 
 The prediction returned is made before the step's updates. Where the paper leaves a choice or contradicts itself, the
 choice made here and its reason stand in docs/reading-the-paper.md. The main ones: alpha is the share of the old
