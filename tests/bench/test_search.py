@@ -78,6 +78,8 @@ def test_the_order_of_corruptions_is_free_and_checked() -> None:
     found = [CliRunner().invoke(app, [*line, "--order", order]) for order in ("saturate,spatter", "spatter,saturate")]
     assert all(one.exit_code == 0 for one in found), found
     assert found[0].output != found[1].output
+    joined = CliRunner().invoke(app, [*line, "--order", "saturate,spatter", "--in-turn"])
+    assert joined.exit_code == 0 and joined.output != found[0].output  # the second severity meets what the first left
     wrong = CliRunner().invoke(app, [*line, "--order", "saturate,splatter"])
     assert isinstance(wrong.exception, ConfigError)
     assert "unknown validation corruption 'splatter'; did you mean 'spatter'?" in str(wrong.exception)
