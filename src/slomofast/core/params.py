@@ -41,6 +41,17 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
+def counterparts(copy: nn.Module, learner: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a copy, such as a teacher or an anchor, that stand for what the learner trains.
+
+    >>> net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    >>> [p.shape for p in counterparts(net, copy_network(net, train="norm"))]
+    [torch.Size([4]), torch.Size([4])]
+    """
+    pairs = zip(copy.parameters(), learner.parameters(), strict=True)
+    return [parameter for parameter, moving in pairs if moving.requires_grad]
+
+
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """All values in one vector; an empty one where there are none."""
     if not tensors:

@@ -28,7 +28,7 @@ from slomofast.augment import Per, augment
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
 from slomofast.core.optim import OptimConfig
-from slomofast.core.params import copy_network, ema_update, flatten, restore, trainable
+from slomofast.core.params import copy_network, counterparts, ema_update, flatten, restore, trainable
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
 from slomofast.losses import distillation
@@ -120,5 +120,4 @@ class Cotta(AveragedTeacher):
 
     def _source(self) -> Tensor:
         """Source values of what the student trains, from the anchor, so that no third copy is kept."""
-        pairs = zip(self.anchor.parameters(), self.student.parameters(), strict=True)
-        return flatten([source for source, moving in pairs if moving.requires_grad])
+        return flatten(counterparts(self.anchor, self.student))

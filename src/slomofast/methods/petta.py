@@ -36,7 +36,7 @@ from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
 from slomofast.core.norms import measure_statistics
 from slomofast.core.optim import OptimConfig
-from slomofast.core.params import copy_network, ema_update, trainable
+from slomofast.core.params import copy_network, counterparts, ema_update, trainable
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
 from slomofast.losses import agreed, cross_entropy
@@ -138,8 +138,7 @@ class Petta(Adapter):
         loss = agreement + config.anchor_weight * anchored
         moving = trainable(self.student)
         if moving and config.regulariser != "none":
-            pairs = zip(self.student.parameters(), self.anchor.parameters(), strict=True)
-            distance = weight_distance(moving, [s for p, s in pairs if p.requires_grad], config.regulariser)
+            distance = weight_distance(moving, counterparts(self.anchor, self.student), config.regulariser)
             loss = loss + gamma * config.regulariser_weight * distance  # lambda = gamma lambda_0
             self.log("loss_regulariser", distance)
         self.update(loss)

@@ -38,7 +38,16 @@ from slomofast.core.config import option
 from slomofast.core.errors import ConfigError
 from slomofast.core.norms import norm_kinds
 from slomofast.core.optim import OptimConfig
-from slomofast.core.params import copy_network, ema_update, flatten, projector, pull_towards, restore, trainable
+from slomofast.core.params import (
+    copy_network,
+    counterparts,
+    ema_update,
+    flatten,
+    projector,
+    pull_towards,
+    restore,
+    trainable,
+)
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier, feature_size
 from slomofast.losses import (
@@ -233,7 +242,7 @@ class SloMoFastAdapter(Adapter):
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         ema_update(self.fast, self.student, self.fast_share)
         if config.fast_anchor:
-            pull_towards(followers(self.fast, self.student), self.student_source, config.fast_anchor)
+            pull_towards(counterparts(self.fast, self.student), self.student_source, config.fast_anchor)
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -450,12 +459,6 @@ class SloMoFastStar(SloMoFastAdapter):
         if self.config.lr is not None:
             return {}
         return {"lr": 0.02, "relative": True} if "batch" in norm_kinds(self.student) else {"lr": 1e-4}
-
-
-def followers(teacher: nn.Module, student: nn.Module) -> list[nn.Parameter]:
-    """The teacher's parameters whose counterparts in the student learn."""
-    pairs = zip(teacher.parameters(), student.parameters(), strict=True)
-    return [follower for follower, leader in pairs if leader.requires_grad]
 
 
 def _float(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
