@@ -414,7 +414,8 @@ def test_the_source_may_count_for_many_steps_of_that_mean() -> None:
 
 @pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])
 def test_the_fast_teacher_keeps_a_share_of_the_source(method: str) -> None:
-    adapter = sf.adapt(tiny_net(), method, fast_momentum=0.9, fast_anchor=0.25).prepare(batches(1)[0])
+    options = {"fast_momentum": 0.9, "fast_anchor": 0.25, "full_batch": 0}
+    adapter = sf.adapt(tiny_net(), method, **options).prepare(batches(1)[0])
     source = flatten(list(adapter.fast.parameters())).clone()
     expected = source
     for x in batches(3):
@@ -425,6 +426,25 @@ def test_the_fast_teacher_keeps_a_share_of_the_source(method: str) -> None:
         torch.testing.assert_close(flatten(list(adapter.fast.parameters())), expected)
     adapter.reset()
     torch.testing.assert_close(flatten(list(adapter.fast.parameters())), source)
+
+
+@pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])
+@pytest.mark.parametrize(("times", "root"), [(4, 0.5), (1, 1.0), (0.25, 1.0)])
+def test_a_batch_that_is_not_full_moves_student_and_fast_teacher_less(method: str, times: float, root: float) -> None:
+    x = batches(1)[0]
+
+    def moved(full_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        adapter = sf.adapt(tiny_net(), method, fast_momentum=0.0, fast_anchor=0.4, full_batch=full_batch).prepare(x)
+        source = flatten(list(adapter.student.parameters())).clone()
+        adapter(x)
+        return tuple(flatten(list(net.parameters())) - source for net in (adapter.student, adapter.fast))
+
+    always, fast_always = moved(0)
+    assert always.abs().max() > 0
+    torch.testing.assert_close(fast_always, 0.6 * always)
+    student, fast = moved(int(times * len(x)))
+    torch.testing.assert_close(student, root * always)
+    torch.testing.assert_close(fast, (1 - 0.4 * min(1, 1 / times)) * student)
 
 
 def test_agreement_is_of_sure_images_and_moves_slowly() -> None:
@@ -477,7 +497,7 @@ def test_classes_are_judged_by_what_is_usual_where_nothing_evens_them_out(norm: 
         torch.testing.assert_close(found, adapter.predict(batches(1)[0]))
 
 
-@pytest.mark.parametrize(("norm", "lr", "relative"), [("batch", 0.02, True), ("layer", 1e-4, False)])
+@pytest.mark.parametrize(("norm", "lr", "relative"), [("batch", 0.04, True), ("layer", 1e-4, False)])
 def test_steps_of_the_star_are_shares_of_the_weights_where_batch_norm_takes_their_scale(
     norm: str, lr: float, relative: bool
 ) -> None:
@@ -494,5 +514,5 @@ def test_a_step_size_that_is_given_counts_as_it_is(options: dict[str, object]) -
 
 
 def test_relative_steps_need_a_size() -> None:
-    with pytest.raises(sf.ConfigError, match=r"lr=0\.02"):
+    with pytest.raises(sf.ConfigError, match=r"lr=0\.04"):
         sf.adapt(tiny_net(), "slomo_fast_star", relative=True)

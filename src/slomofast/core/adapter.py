@@ -271,10 +271,11 @@ class Adapter(nn.Module):
         """The optimiser attached under a name, for methods that make their own steps."""
         return cast(FlatOptimizer, self.get_submodule(f"optimizer_{name}"))
 
-    def update(self, loss: Tensor, *names: str, when: Tensor | None = None) -> None:
+    def update(self, loss: Tensor, *names: str, when: Tensor | None = None, pace: Tensor | float | None = None) -> None:
         """One gradient step of the named optimisers (of all, when none is named); a loss not finite moves nothing.
 
-        `when` (0-d bool on the device) leaves the step out where it is unset, without waiting for the device.
+        `when` (0-d bool on the device) leaves the step out where it is unset, without waiting for the device; `pace`
+        multiplies its size.
         """
         chosen = [
             module
@@ -290,7 +291,7 @@ class Adapter(nn.Module):
         start = 0
         for optimizer in chosen:
             count = len(optimizer.targets)
-            optimizer.step(gradients[start : start + count], loss, when)
+            optimizer.step(gradients[start : start + count], loss, when, pace)
             start += count
 
     def usable(self, keep: Tensor) -> Tensor:

@@ -84,13 +84,13 @@ class FlatOptimizer(nn.Module):
         gradients: Sequence[Tensor | None],
         loss: Tensor,
         when: Tensor | None = None,
-        pace: Tensor | None = None,
+        pace: Tensor | float | None = None,
     ) -> None:
         """Move the parameters once along `gradients`; None stands for zero. Nothing moves if anything is not finite.
 
         `when` is a 0-d bool on the device: unset, the step is left out (and not counted as skipped), so that a batch
-        with nothing to learn from does not coast on momentum. `pace` multiplies the change of each value, in one
-        vector.
+        with nothing to learn from does not coast on momentum. `pace` multiplies the change: a number, or a vector
+        with one for each value.
         """
         targets = self._parameters_list
         if not targets:

@@ -67,6 +67,9 @@ PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
+FULL_BATCH = (
+    "images of a full batch; of smaller ones S learns less, by the root, T1 returns less, in proportion; 0: never"
+)
 PAPER = {
     "consistency": ("fast", "slow"),
     "members": ("student", "slow"),
@@ -80,6 +83,7 @@ PAPER = {
     "augment_per": "batch",
     "fast_momentum": 0.99,
     "fast_anchor": 0.0,
+    "full_batch": 0,
     "slow_every": 1,
     "restore": 0.01,
     "momentum": 0.9,
@@ -119,6 +123,7 @@ class SloMoFastConfig(OptimConfig):
     )
     fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
     fast_anchor: float = option(0.0, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
+    full_batch: int = option(0, FULL_BATCH, low=0)
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
     projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
@@ -235,14 +240,15 @@ class SloMoFastAdapter(Adapter):
         if config.student_contrast:
             clean_z = student_z if self.learns_from_clean else fast_z
             loss = loss + config.student_contrast * self._contrast(clean_z, seen_z, prototypes, present)
-        self.update(loss, "student")
+        filled = self._filled(len(x))
+        self.update(loss, "student", pace=math.sqrt(filled) if filled < 1 else None)
         if config.student_pull:
             pull_towards(trainable(self.student), self.student_source, config.student_pull)
         if config.restore_student:
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         ema_update(self.fast, self.student, self.fast_share)
         if config.fast_anchor:
-            pull_towards(counterparts(self.fast, self.student), self.student_source, config.fast_anchor)
+            pull_towards(counterparts(self.fast, self.student), self.student_source, config.fast_anchor * filled)
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -250,6 +256,10 @@ class SloMoFastAdapter(Adapter):
             restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
         self._log_members(self.member_logits)
         return output
+
+    def _filled(self, images: int) -> float:
+        """How full a batch is. The noise of a gradient grows as batches shrink; T1's way back is counted in images."""
+        return min(1.0, images / self.config.full_batch) if self.config.full_batch else 1.0
 
     @property
     def fast_share(self) -> float:
@@ -428,12 +438,16 @@ class SloMoFastStarConfig(SloMoFastConfig):
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**PAPER, "lr": 3e-4}}
 
     lr: float | None = option(  # type: ignore[assignment]  # wider than in the other methods
-        None, "step size; left out: a share of 0.02 of each tensor's size with BatchNorm, 1e-4 without", low=0.0
+        None, "step size; left out: student_share with BatchNorm, 1e-4 without", low=0.0
+    )
+    student_share: float = option(
+        0.04, "with BatchNorm and no lr: the student's step, as a share of each tensor's root mean square", above=0.0
     )
     members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
     momentum: float = option(0.5, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
     fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
-    fast_anchor: float = option(0.003, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
+    fast_anchor: float = option(0.01, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
+    full_batch: int = option(200, FULL_BATCH, low=0)
     restore: float = option(
         0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
     )
@@ -441,7 +455,7 @@ class SloMoFastStarConfig(SloMoFastConfig):
     def validate(self) -> None:
         super().validate()
         if self.relative and self.lr is None:
-            raise ConfigError("relative=True needs a step size of its own: give lr as a share, for example lr=0.02")
+            raise ConfigError("relative=True needs a step size of its own: give lr as a share, for example lr=0.04")
 
 
 @register("slomo_fast_star", paper="arXiv:2511.18468", trains="all parameters", needs_features=True,
@@ -458,7 +472,8 @@ class SloMoFastStar(SloMoFastAdapter):
         # a weight in front of BatchNorm has no scale of its own: a share of its size means the same to every network
         if self.config.lr is not None:
             return {}
-        return {"lr": 0.02, "relative": True} if "batch" in norm_kinds(self.student) else {"lr": 1e-4}
+        with_batch_norm = "batch" in norm_kinds(self.student)
+        return {"lr": self.config.student_share, "relative": True} if with_batch_norm else {"lr": 1e-4}
 
 
 def _float(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
