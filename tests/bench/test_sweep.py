@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import slomofast as sf
 from slomofast.bench import (
     InProcess,
     Job,
@@ -27,6 +28,7 @@ from slomofast.bench import (
 )
 from slomofast.bench.estimate import Estimator, Length, stream_length
 from slomofast.core.errors import ConfigError
+from slomofast.streams import list_settings
 
 CPU = RunOptions(device="cpu", checkpoint_every=2, notify_every=0.0)
 FILE = """
@@ -125,7 +127,7 @@ def test_methods_not_installed_can_be_left_out() -> None:
 
 
 PRESETS = [
-    "paper-architectures", "paper-ccc", "paper-cyclic", "paper-efficiency",
+    "everything", "paper-architectures", "paper-ccc", "paper-cyclic", "paper-efficiency",
     "paper-lifelong", "paper-stochastic", "paper-summary", "quick",
 ]  # fmt: skip
 
@@ -148,6 +150,15 @@ def test_presets_read_and_explain_themselves(name: str) -> None:
 def test_quick_preset_resolves_without_any_file() -> None:
     ids = [resolve(job).id for job in load_preset("quick").jobs]
     assert len(set(ids)) == len(ids) == 15
+
+
+def test_everything_is_every_method_in_every_setting() -> None:
+    jobs = load_preset("everything").jobs
+    named = [job.setting if isinstance(job.setting, str) else job.setting["name"] for job in jobs]
+    methods, settings = {job.method for job in jobs}, set(named)
+    assert methods == set(sf.list_methods()) - {"memo"}  # a view at a time, far slower than the rest together
+    assert settings == set(list_settings()) - {"correlated"}
+    assert len(jobs) == len(methods) * len(settings)
 
 
 # running

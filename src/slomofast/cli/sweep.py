@@ -61,7 +61,8 @@ def sweep(
     """Run every job of a sweep that has no record yet; stop it any time and type it again.
 
     Presets: paper-summary, paper-cyclic, paper-lifelong, paper-stochastic, paper-architectures, paper-ccc,
-    paper-efficiency, quick. A failing job is recorded and the sweep goes on; the exit code is 1 if any failed.
+    paper-efficiency, everything (on letters), quick. A failing job is recorded and the sweep goes on; the exit code
+    is 1 if any failed.
 
     [bold]slomofast sweep --preset quick[/]   [bold]slomofast sweep my.toml --workers 4[/]
     """
