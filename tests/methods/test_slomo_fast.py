@@ -505,6 +505,8 @@ def test_steps_of_the_star_are_shares_of_the_weights_where_batch_norm_takes_thei
     assert (student.lr, student.relative) == (lr, relative)
     slow = sf.adapt(tiny_net(norm), "slomo_fast_star").prepare(batches(1)[0]).optimizer("slow")
     assert (slow.lr, slow.relative) == (1e-3, False)
+    other = sf.adapt(tiny_net(norm), "slomo_fast_star", student_share=0.01).prepare(batches(1)[0]).optimizer("student")
+    assert other.lr == (0.01 if relative else lr)
 
 
 @pytest.mark.parametrize("options", [{"lr": 3e-4}, {"lr": 0.01, "relative": True}, {"preset": "paper"}])
