@@ -80,7 +80,7 @@ def test_relative_steps_do_not_care_how_large_weights_before_a_norm_are() -> Non
                 if isinstance(module, nn.Conv2d):
                     module.weight.mul_(factor)
         members = ("student", "fast", "slow")
-        adapter = sf.adapt(net, "slomo_fast_star", relative=relative, lr=0.02, members=members)
+        adapter = sf.adapt(net, "slomo_fast_star", relative=relative, lr=0.02, members=members, full_batch=0)
         return [adapter(x) for x in batches(4, size=48)]
 
     for one, other in zip(outputs(1.0, True), outputs(8.0, True), strict=True):
