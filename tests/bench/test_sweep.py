@@ -156,7 +156,7 @@ def test_everything_is_every_method_in_every_setting() -> None:
     jobs = load_preset("everything").jobs
     named = [job.setting if isinstance(job.setting, str) else job.setting["name"] for job in jobs]
     methods, settings = {job.method for job in jobs}, set(named)
-    assert methods == set(sf.list_methods()) - {"memo"}  # a view at a time, far slower than the rest together
+    assert methods == set(sf.list_methods()) - {"memo"}  # an image at a time, far slower than any other
     assert settings == set(list_settings()) - {"correlated"}
     assert len(jobs) == len(methods) * len(settings)
 
