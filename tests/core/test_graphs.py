@@ -37,6 +37,16 @@ def test_a_copied_network_has_no_recorder() -> None:
     assert adapter.export()(batches(1)[0]).shape[0] == len(batches(1)[0])
 
 
+def test_one_recorded_pass_serves_all_images_of_memo() -> None:
+    adapter = sf.adapt(tiny_net(), "memo", views=2)
+    x = batches(1)[0][:4]
+    adapter(x)
+    adapter.student.recorder = Recorder(adapter.student.body, "fp32")  # which counts on any device
+    adapter(x)
+    learning = [key[-1] for key in adapter.student.recorder._seen if key[2]]
+    assert learning == [0]  # always the first of the passes that learn
+
+
 def test_after_a_broken_recording_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("operation not permitted\nand more")

@@ -294,6 +294,11 @@ class Adapter(nn.Module):
             optimizer.step(gradients[start : start + count], loss, when, pace)
             start += count
 
+    def gradients_taken(self) -> None:
+        """Say that all gradients of the step's passes so far are taken: a recorded pass may then serve again in it."""
+        for recorder in self._recorders():
+            recorder.gradients_taken()
+
     def usable(self, keep: Tensor) -> Tensor:
         """The mask `keep`, emptied where the deferred input check found the current batch bad."""
         return keep if self._bad_input is None else keep & ~self._bad_input

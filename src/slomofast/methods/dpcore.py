@@ -207,8 +207,7 @@ class DPCore(Adapter):
             lost = optimizer.lr * self.config.decay * (optimizer.count - count)  # nothing where the step was left out
             with torch.no_grad():
                 torch._foreach_sub_(targets, unflatten(before * lost, targets))
-            for recorder in self._recorders():
-                recorder.gradients_taken()  # one recorded pass serves all steps
+            self.gradients_taken()  # one recorded pass serves all steps
         self.log("loss", loss)
         return logits.detach(), (found[0].detach(), found[1].detach())
 

@@ -96,6 +96,7 @@ class Memo(Adapter):
                 for _ in range(self.config.steps):
                     loss = marginal_entropy(self.student(views).float()[:, None]).mean()
                     self.update(loss)
+                    self.gradients_taken()  # one recorded pass serves all images
                 with torch.no_grad():
                     outputs.append(self.student(image))
             finally:
