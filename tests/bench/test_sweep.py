@@ -310,7 +310,7 @@ def test_ray_gives_the_same_records_and_survives_a_lost_worker(tiny: Job, tmp_pa
         ray.shutdown()
     assert thief.stolen, "no worker was killed: the test tested nothing"
     assert summary.ran == 2 and summary.ok
-    assert thief.starts.count(resolve(long).id) == 2
+    assert len(thief.starts) == 3  # on a busy machine the short job may still run, and its worker be the one killed
     assert contents(here) == contents(there)
 
 
