@@ -20,16 +20,16 @@ demo: $(VENV)/.demo  ## install, then SloMo-Fast and four baselines on a driftin
 	$(BIN)/slomofast demo --out demo
 
 lint: $(VENV)/.dev  ## format, style and types
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy src
 
 test: lint  ## lint, then all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 format: $(VENV)/.dev
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
 
 clean:
 	rm -rf $(VENV) demo runs report build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

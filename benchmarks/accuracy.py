@@ -1,0 +1,104 @@
+"""The accuracy table: means, deviations and paired differences of the measured rows.
+
+    python benchmarks/accuracy.py            # writes benchmarks/results/accuracy.csv and prints it as Markdown
+    python benchmarks/accuracy.py --check    # fails where the file is not what the rows say
+
+A line is one method in one setting of one length. Deviations are over seeds (n - 1). Differences are to SloMo-Fast*
+with its defaults on the same seeds, positive where the method is worse, with the half width of the 95 % interval of
+Student's t distribution, which three seeds make wide.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from slomofast.metrics import spread
+
+RESULTS = Path(__file__).parent / "results"
+FILES = {
+    "continual_10000_wrn28_10_h200.csv": "wrn_28_10",
+    "settings_wrn28_10_h200.csv": "wrn_28_10",
+    "returning_wrn28_10_h200.csv": "wrn_28_10",
+    "tinyimagenet_resnet50_h200.csv": "resnet_50_64",
+    "transformer_vit_tiny_h200.csv": "vit_tiny",
+}
+OURS = ("slomo_fast_star", "")
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by the number of pairs
+SAME = {"slow_lr=0.001": ""}  # options that have become the default since
+COLUMNS = "network setting images_per_domain batch_size method options seeds error deviation worse_by interval95 rows"
+
+Line = dict[str, str]
+
+
+def runs(file: str) -> dict[tuple[str, ...], dict[tuple[str, str], dict[int, float]]]:
+    """Errors by (setting, images, batch), then (method, options), then seed. Former defaults of ours stay out."""
+    found: dict[tuple[str, ...], dict[tuple[str, str], dict[int, float]]] = {}
+    with (RESULTS / file).open(newline="") as rows:
+        for row in csv.DictReader(rows):
+            options = SAME.get(row.get("options", ""), row.get("options", ""))
+            method = (row["method"], options)
+            if method[0] == OURS[0] and method != OURS:
+                continue
+            cycles = f" x {row['cycles']}" if row.get("cycles") else ""
+            place = (row.get("setting", "continual") + cycles, row["images_per_domain"], row["batch_size"])
+            found.setdefault(place, {}).setdefault(method, {})[int(row["seed"])] = float(row["error"])
+    return found
+
+
+def half_width(differences: list[float]) -> str:
+    """Half of the 95 % interval of the mean, empty where there are too few."""
+    quantile = STUDENT.get(len(differences))
+    deviation = spread(differences).std
+    return "" if quantile is None or deviation is None else f"{quantile * deviation / math.sqrt(len(differences)):.2f}"
+
+
+def lines() -> Iterator[Line]:
+    """The table, each setting's methods from the best to the worst on the seeds they share with ours."""
+    for file, network in FILES.items():
+        for (setting, images, batch), methods in runs(file).items():
+            ours = methods[OURS]
+            gaps = {name: [e - ours[seed] for seed, e in errors.items()] for name, errors in methods.items()}
+            for name in sorted(methods, key=lambda name: (spread(gaps[name]).mean, name)):
+                (method, options), found = name, spread(list(methods[name].values()))
+                yield {
+                    "network": network,
+                    "setting": setting,
+                    "images_per_domain": images,
+                    "batch_size": batch,
+                    "method": method,
+                    "options": options,
+                    "seeds": str(found.runs),
+                    "error": f"{found.mean:.2f}",
+                    "deviation": "" if found.std is None else f"{found.std:.2f}",
+                    "worse_by": "" if name == OURS else f"{spread(gaps[name]).mean:+.2f}",
+                    "interval95": "" if name == OURS else half_width(gaps[name]),
+                    "rows": file,
+                }
+
+
+def written(table: Iterable[Line]) -> str:
+    """The table as it stands in the file."""
+    columns = COLUMNS.split()
+    return "\n".join([",".join(columns), *(",".join(line[c] for c in columns) for line in table)]) + "\n"
+
+
+def main() -> int:
+    table = list(lines())
+    path = RESULTS / "accuracy.csv"
+    if "--check" in sys.argv[1:]:
+        same = path.exists() and path.read_text() == written(table)
+        print(f"{path.name}: " + ("as the rows say" if same else "not what the rows say; run this without --check"))
+        return 0 if same else 1
+    path.write_text(written(table))
+    print("| " + " | ".join(COLUMNS.split()[:-1]) + " |\n" + "|---" * (len(COLUMNS.split()) - 1) + "|")
+    for line in table:
+        print("| " + " | ".join(line[c] for c in COLUMNS.split()[:-1]) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

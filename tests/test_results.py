@@ -1,0 +1,67 @@
+"""The figures in the texts are those of the measured rows."""
+
+import csv
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STAR = "slomo_fast_star"
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def table(accuracy: ModuleType) -> list[dict[str, str]]:
+    return list(accuracy.lines())
+
+
+def test_the_accuracy_table_is_what_the_rows_say(accuracy: ModuleType, table: list[dict[str, str]]) -> None:
+    assert (accuracy.RESULTS / "accuracy.csv").read_text() == accuracy.written(table)
+
+
+def test_an_interval_by_hand(accuracy: ModuleType) -> None:
+    assert accuracy.half_width([1.0, 2.0, 3.0]) == f"{4.303 / 3**0.5:.2f}"
+    assert accuracy.half_width([1.0]) == ""
+
+
+def test_the_readme_has_the_figures_of_the_table(table: list[dict[str, str]]) -> None:
+    readme = (ROOT / "README.md").read_text()
+    continual = {x["method"]: x for x in table if (x["setting"], x["images_per_domain"]) == ("continual", "10000")}
+    for method in (STAR, "slomo_fast", "santa", "roid", "rmt"):
+        assert f"{continual[method]['error']} ± {continual[method]['deviation']}" in readme, method
+    share = float(continual[STAR]["error"]) / float(continual["roid"]["error"])
+    assert f"{share:.3f} of ROID's error" in readme
+
+
+def test_the_results_page_has_every_difference_over_three_seeds(table: list[dict[str, str]]) -> None:
+    page = (ROOT / "docs" / "results.md").read_text().replace("−", "-")
+    rivals = [x for x in table if (x["network"], x["method"], x["seeds"]) == ("wrn_28_10", "rmt", "3")]
+    assert len(rivals) == 15
+    for line in rivals:
+        assert f"| {float(line['worse_by']):.2f} ± {line['interval95']} |" in page, line["setting"]
+    above = sum(float(x["worse_by"]) > 0 for x in rivals)
+    assert f"lower in the mean in {above} of 15" in page
+
+
+def test_the_cost_of_a_step_is_that_of_its_rows() -> None:
+    page = (ROOT / "docs" / "benchmark.md").read_text()
+    with (ROOT / "benchmarks" / "results" / "steps_wrn28_10_h200.csv").open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r["precision"] == "bf16" and r["graphs"] == "True"]
+    assert len(rows) == 27
+    for row in rows:
+        time = float(row["milliseconds"])
+        shown = re.search(rf"^\| {row['method']}(?: \([^)]*\))? \| ([\d.]+) \| ([\d.]+) \|", page, re.MULTILINE)
+        assert shown is not None, row["method"]
+        assert float(shown[1]) == pytest.approx(time, abs=0.06 if time < 1000 else 1), row["method"]
+        assert float(shown[2]) == pytest.approx(float(row["multiple"]), rel=0.01), row["method"]
