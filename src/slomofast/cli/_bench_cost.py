@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slomofast.cli._options import known_device, picture_file
+
 if TYPE_CHECKING:
     from slomofast.bench.growth import Drift, GrowthRow
     from slomofast.bench.waits import WaitReport
@@ -23,8 +25,8 @@ BatchSize = Annotated[int, typer.Option(help="Images in a batch.", min=1)]
 Precision = Annotated[str, typer.Option(help="fp32, or bf16 autocast.")]
 Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")]
 Graphs = Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Plot = Annotated[Path | None, typer.Option(help="Picture to draw, .png or .svg.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", callback=known_device)]
+Plot = Annotated[Path | None, typer.Option(help="Picture to draw, .png or .svg.", callback=picture_file)]
 
 
 def growth(
@@ -45,8 +47,12 @@ def growth(
     classes: Annotated[str, typer.Option(help="Widths of the head, on the same body.")] = "10,100,200,1000",
     queues: Annotated[str, typer.Option(help="Values of the method's option queue_size.")] = "10,50,100,500",
     steps: Annotated[int, typer.Option(help="Steps of the long run.", min=1)] = 7500,
-    long_batch: Annotated[int | None, typer.Option(help="Batch of the long run, if another; it saves time.")] = None,
-    long_size: Annotated[int | None, typer.Option(help="Side of the images of the long run, if another.")] = None,
+    long_batch: Annotated[
+        int | None, typer.Option(help="Batch of the long run, if another; it saves time.", min=1)
+    ] = None,
+    long_size: Annotated[
+        int | None, typer.Option(help="Side of the images of the long run, if another.", min=4)
+    ] = None,
     window: Annotated[int, typer.Option(help="Steps of the long run that share a row.", min=1)] = 100,
     data: Annotated[
         str | None, typer.Option(help="Images of the long run, as for `slomofast run`; random ones if left out.")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from slomofast.core.errors import ConfigError
+
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def pairs(entries: Sequence[str], flag: str) -> dict[str, str]:
@@ -36,6 +39,32 @@ def values(entries: Sequence[str], flag: str) -> dict[str, Any]:
 def split_names(text: str | None) -> tuple[str, ...]:
     """Names separated by commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def known_device(name: str | None) -> str | None:
+    """What `--device` calls: the name of a device that is there, or nothing where nothing was said."""
+    from slomofast.bench.parts import pick_device
+
+    return None if name is None else str(pick_device(name))
+
+
+def picture_file(path: Path | None) -> Path | None:
+    """What options that name a picture call: a file name whose ending says which kind."""
+    if path is not None and path.suffix.lower() not in PICTURES:
+        raise ConfigError(f"{path} does not end like a picture; try {path.with_suffix('.png')}")
+    return path
+
+
+def known_precisions(text: str) -> tuple[str, ...]:
+    """Precisions separated by commas; an unknown one is refused."""
+    from slomofast.bench.job import PRECISIONS
+    from slomofast.core.errors import unknown_name
+
+    names = split_names(text)
+    for name in names or [text]:
+        if name not in PRECISIONS:
+            raise unknown_name("precision", name, PRECISIONS)
+    return names
 
 
 def short_time(seconds: float) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slomofast.cli._bench_cost import growth, trace
+from slomofast.cli._options import known_device
 
 
 def register(app: typer.Typer) -> None:
@@ -22,11 +23,11 @@ def register(app: typer.Typer) -> None:
 
 
 def corruptions(
-    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 32,
-    images: Annotated[int, typer.Option(help="Number of images.")] = 10_000,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
-    severity: Annotated[float, typer.Option(help="Strength in [0, 5].")] = 5,
+    size: Annotated[int, typer.Option(help="Side of the images in pixels.", min=4)] = 32,
+    images: Annotated[int, typer.Option(help="Number of images.", min=1)] = 10_000,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", callback=known_device)] = "cpu",
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 1,
+    severity: Annotated[float, typer.Option(help="Strength in [0, 5].", min=0, max=5)] = 5,
     extra: Annotated[bool, typer.Option("--extra", help="Include the four validation corruptions.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also time the package imagecorruptions.")] = False,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
@@ -74,13 +75,13 @@ def steps(
     methods: Annotated[str | None, typer.Option(help="Names separated by commas; all if not given.")] = None,
     model: Annotated[str, typer.Option(help="Source network.")] = "glyphs",
     weights: Annotated[list[Path] | None, typer.Option(help="Its weights; repeat for parts.")] = None,
-    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 32,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 200,
+    size: Annotated[int, typer.Option(help="Side of the images in pixels.", min=4)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 200,
     precision: Annotated[str, typer.Option(help="fp32, bf16, or both separated by a comma.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")] = False,
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
-    repeats: Annotated[int, typer.Option(help="Timed steps.")] = 20,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 20,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", callback=known_device)] = "cpu",
     out: Annotated[Path | None, typer.Option(help="CSV file the rows are appended to.")] = None,
 ) -> None:
     """Time one step of each method, in milliseconds and in plain forward passes of the same run and precision."""
@@ -89,12 +90,14 @@ def steps(
 
     from slomofast.bench.run import environment
     from slomofast.bench.steps import step_cost, write_costs
-    from slomofast.cli._options import split_names
+    from slomofast.cli._options import known_precisions, split_names
     from slomofast.cli._shared import command_line, console
     from slomofast.core.errors import SlomofastError
-    from slomofast.core.registry import list_methods
+    from slomofast.core.registry import describe, list_methods
     from slomofast.models import load_source
 
+    kinds = known_precisions(precision)
+    names = [describe(name).name for name in split_names(methods)] or list_methods()
     network = load_source(model, weights or None).to(device)
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(batch_size, 3, size, size, generator=generator).to(device)
@@ -113,8 +116,8 @@ def steps(
         "device": str(facts["device"]),
     }
     table = Table("method", "precision", "ms", "p95", "x forward", "MiB", "first call s", box=None, header_style="bold")
-    for kind in split_names(precision):
-        for name in split_names(methods) or list_methods():
+    for kind in kinds:
+        for name in names:
             try:
                 cost = step_cost(
                     network, images, name, precision=kind, compile=compile, graphs=graphs, steps=repeats, source=source
@@ -137,10 +140,10 @@ def fidelity(
     weights: Annotated[list[Path], typer.Option(help="Weights of the source network; repeat for parts.")],
     model: Annotated[str, typer.Option(help="Name of the source network.")] = "wrn_28_10",
     reference: Annotated[str | None, typer.Option(help="Reference errors: numbers, or a .json or .csv file.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    severity: Annotated[float, typer.Option(help="Strength in [0, 5].")] = 5,
-    images: Annotated[int | None, typer.Option(help="Use the first images only.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 200,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", callback=known_device)] = "cpu",
+    severity: Annotated[float, typer.Option(help="Strength in [0, 5].", min=0, max=5)] = 5,
+    images: Annotated[int | None, typer.Option(help="Use the first images only.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 200,
     bn: Annotated[bool, typer.Option("--bn", help="Also measure with batch statistics.")] = False,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
 ) -> None:

@@ -43,8 +43,8 @@ def corruptions(context: typer.Context) -> None:
 def show(
     image: Annotated[str, typer.Argument(help="An image file, or a data set such as glyphs or pack:FILE.")],
     out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sheet.png"),
-    index: Annotated[int, typer.Option(help="Which image of a data set.")] = 0,
-    size: Annotated[int, typer.Option(help="Side in pixels to which an image file is cut.")] = 224,
+    index: Annotated[int, typer.Option(help="Which image of a data set.", min=0)] = 0,
+    size: Annotated[int, typer.Option(help="Side in pixels to which an image file is cut.", min=1)] = 224,
     seed: Annotated[int, typer.Option(help="Seed of the random corruptions.")] = 0,
 ) -> None:
     """Draw every corruption (rows) at severities 0 to 5 (columns) into one picture."""
@@ -53,8 +53,11 @@ def show(
     from PIL import Image, ImageDraw
 
     from slomofast.cli._shared import console
+    from slomofast.core.errors import ConfigError
     from slomofast.corruptions import corrupt, list_corruptions
 
+    if out.suffix.lower() != ".png":
+        raise ConfigError(f"{out}: the sheet is a PNG file; try {out.with_suffix('.png')}")
     picture = _picture(image, index, size)
     side = picture.shape[-1]
     scale = max(1, round(96 / side)) if side < 96 else 1

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slomofast.cli._options import known_device
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -64,14 +66,18 @@ def make(
     layout: Annotated[
         str, typer.Option(help="arrays (as CIFAR-C), folders (as ImageNet-C) or ccc (tar shards of one stream).")
     ] = "arrays",
-    size: Annotated[int | None, typer.Option(help="Use this many images only.")] = None,
+    size: Annotated[int | None, typer.Option(help="Use this many images only.", min=1)] = None,
     domains: Annotated[str | None, typer.Option(help="Corruptions separated by commas; `all` for nineteen.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the corruptions, and of the order of a ccc stream.")] = 0,
-    device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to compute: cpu or cuda.", callback=known_device)] = None,
     level: Annotated[str, typer.Option(help="ccc: easy, medium or hard.")] = "medium",
-    speed: Annotated[int | None, typer.Option(help="ccc: images at each notch; 1000, or 200 of small images.")] = None,
-    images: Annotated[int | None, typer.Option(help="ccc: in all; 7,500,000, or 100,000 small ones.")] = None,
-    target: Annotated[float | None, typer.Option(help="ccc: accuracy to keep; that of the level by default.")] = None,
+    speed: Annotated[
+        int | None, typer.Option(help="ccc: images at each notch; 1000, or 200 of small images.", min=1)
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="ccc: in all; 7,500,000, or 100,000 small ones.", min=1)] = None,
+    target: Annotated[
+        float | None, typer.Option(help="ccc: accuracy to keep; that of the level by default.", min=0, max=100)
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="ccc: network whose accuracy is kept; a plain staircase of severities without.")
     ] = None,
@@ -163,9 +169,11 @@ def get(
     folder: Annotated[Path | None, typer.Option(help="Where it goes; under the data home by default.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the archives after unpacking.")] = False,
     level: Annotated[str, typer.Option(help="ccc: easy, medium or hard.")] = "medium",
-    speed: Annotated[int, typer.Option(help="ccc: images at each notch; 1000, 2000 or 5000.")] = 1000,
+    speed: Annotated[int, typer.Option(help="ccc: images at each notch; 1000, 2000 or 5000.", min=1)] = 1000,
     seed: Annotated[int, typer.Option(help="ccc: 43, 44 or 45.")] = 44,
-    shards: Annotated[int | None, typer.Option(help="ccc: the first shards only, of 25,000 images each.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="ccc: the first shards only, of 25,000 images each.", min=1)
+    ] = None,
 ) -> None:
     """Download a published data set, check it and unpack it; the same command continues after an interruption."""
     from rich.progress import TaskID
@@ -197,8 +205,8 @@ def get(
 
 def check(
     spec: Annotated[str, typer.Argument(help="Data set on disk, name:path.")],
-    size: Annotated[int, typer.Option(help="Images per severity in the array layouts.")] = 10_000,
-    classes: Annotated[int | None, typer.Option(help="Number of classes to insist on.")] = None,
+    size: Annotated[int, typer.Option(help="Images per severity in the array layouts.", min=1)] = 10_000,
+    classes: Annotated[int | None, typer.Option(help="Number of classes to insist on.", min=1)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Names, counts and headers only; decode no image.")] = False,
 ) -> None:
     """Say what is missing or damaged, file by file; exit code 1 if anything is."""
@@ -221,9 +229,9 @@ def check(
 
 def bench(
     model: Annotated[str, typer.Option(help="Network whose forward pass the loading is hidden behind.")] = "resnet_50",
-    images: Annotated[int, typer.Option(help="Number of JPEG files to write and read.")] = 256,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 32,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    images: Annotated[int, typer.Option(help="Number of JPEG files to write and read.", min=1)] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 32,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.", callback=known_device)] = None,
 ) -> None:
     """Measure how long a run waits for images: 224-pixel JPEGs decoded in threads ahead of a network."""
     import torch

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slomofast.cli._options import known_device
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -27,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for records, picture and page.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the stream and the methods.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one.", callback=known_device)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few batches only: to see that everything works.")] = False,
 ) -> None:
     """Five methods on a stream of letters whose distortions change and come back: a table, a picture, a page.

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from slomofast.cli._options import known_device
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -26,10 +28,10 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of images and of the method.")] = 0,
     images_per_domain: Annotated[
-        int | None, typer.Option(help="Images at each visit of a domain; all if not given.")
+        int | None, typer.Option(help="Images at each visit of a domain; all if not given.", min=1)
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 200,
-    severity: Annotated[float, typer.Option(help="Strength of the corruptions, 0 to 5.")] = 5.0,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 200,
+    severity: Annotated[float, typer.Option(help="Strength of the corruptions, 0 to 5.", min=0, max=5)] = 5.0,
     domains: Annotated[str | None, typer.Option(help="Only these domains, separated by commas, in this order.")] = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     set_: Annotated[list[str] | None, typer.Option("--set", help="An option of the method, name=value.")] = None,
@@ -40,9 +42,11 @@ def run(
         str, typer.Option(help="Of error, adaptation, forgetting, recovery, calibration, cost; or `all`.")
     ] = "error,calibration,cost",
     out: Annotated[Path, typer.Option(help="Folder of records.")] = Path("runs"),
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU if there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Processor threads.")] = None,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.")] = 200,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU if there is one.", callback=known_device)
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Processor threads.", min=1)] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.", min=0)] = 200,
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")] = False,
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory format of images.")] = False,

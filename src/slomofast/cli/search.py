@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from slomofast.cli._options import known_device
 from slomofast.cli._shared import console
 
 
@@ -30,9 +31,9 @@ def search_command(
     data: Annotated[str, typer.Option(help="Clean images: glyphs, pack:FILE or folder:PATH.")] = "glyphs",
     model: Annotated[str, typer.Option(help="Source network.")] = "glyphs",
     weights: Annotated[list[Path] | None, typer.Option(help="Weights; repeat for split files.")] = None,
-    images_per_domain: Annotated[int | None, typer.Option(help="Images per visit of a domain.")] = 1000,
-    batch_size: Annotated[int, typer.Option()] = 200,
-    cycles: Annotated[int, typer.Option(help="How often the four corruptions come.")] = 2,
+    images_per_domain: Annotated[int | None, typer.Option(help="Images per visit of a domain.", min=1)] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 200,
+    cycles: Annotated[int, typer.Option(help="How often the four corruptions come.", min=1)] = 2,
     setting: Annotated[
         str, typer.Option(help="Setting the four corruptions come in; --cycles belongs to cyclic.")
     ] = "cyclic",
@@ -43,10 +44,10 @@ def search_command(
     order: Annotated[
         str | None, typer.Option(help="Order of the four corruptions, separated by commas; fewer than four are fine.")
     ] = None,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order of images and of the method.")] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...", callback=known_device)] = "cpu",
     source: Annotated[
         str | None, typer.Option(help="Training images, for methods that need them: pack:FILE or folder:PATH.")
     ] = None,

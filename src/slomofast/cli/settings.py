@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from slomofast.cli._options import picture_file
+
 settings = typer.Typer(help="List the stream settings, or show one over a data set.", no_args_is_help=False)
 
 
@@ -39,14 +41,16 @@ def list_all(context: typer.Context) -> None:
 def show(
     name: Annotated[str, typer.Argument(help="Setting, or a whole one as JSON.")],
     data: Annotated[str, typer.Option(help="Data set, such as glyphs or cifar10_c:/path.")] = "glyphs",
-    images_per_domain: Annotated[int | None, typer.Option(help="Images at each visit; all if unset.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 200,
+    images_per_domain: Annotated[int | None, typer.Option(help="Images at each visit; all if unset.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Seed of every order.")] = 0,
-    severity: Annotated[float, typer.Option(help="Strength of the corruptions, 0 to 5.")] = 5.0,
+    severity: Annotated[float, typer.Option(help="Strength of the corruptions, 0 to 5.", min=0, max=5)] = 5.0,
     domains: Annotated[str | None, typer.Option(help="Domains to use, separated by commas.")] = None,
     options: Annotated[list[str] | None, typer.Option("--set", help="Option of the setting, name=value.")] = None,
     model: Annotated[str | None, typer.Option(help="Source network, for orders that depend on it.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the timeline into this file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the timeline into this file, .png or .svg.", callback=picture_file)
+    ] = None,
 ) -> None:
     """Draw a setting's timeline over a data set: which domain comes when, how long, in how many batches."""
     from rich.table import Table

@@ -43,9 +43,9 @@ def sweep(
         list[str] | None, typer.Option(help="Where something is, name=PATH, as in the file's paths.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs and how long they would take.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes on this machine.")] = None,
-    per_gpu: Annotated[int, typer.Option(help="Jobs that share one GPU.")] = 1,
-    threads: Annotated[int | None, typer.Option(help="Processor threads of each job.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes on this machine.", min=1)] = None,
+    per_gpu: Annotated[int, typer.Option(help="Jobs that share one GPU.", min=1)] = 1,
+    threads: Annotated[int | None, typer.Option(help="Processor threads of each job.", min=1)] = None,
     ray: Annotated[
         str | None,
         typer.Option(metavar="[ADDRESS]", help="Run on Ray: the cluster at this address, or one started here."),
@@ -56,7 +56,7 @@ def sweep(
     skip_unknown: Annotated[
         bool, typer.Option("--skip-unknown", help="Leave out methods that are not installed.")
     ] = False,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.")] = 200,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.", min=0)] = 200,
 ) -> None:
     """Run every job of a sweep that has no record yet; stop it any time and type it again.
 

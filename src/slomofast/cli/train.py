@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slomofast.cli._options import known_device
+
 if TYPE_CHECKING:
     from slomofast.data import CorruptedImages
 
@@ -20,19 +22,21 @@ def train(
     model: Annotated[str, typer.Argument(help="Network to train: wrn_28_10, resnet_18_64, glyphs ...")],
     data: Annotated[str, typer.Option(help="Clean images: glyphs, pack:FILE or folder:PATH.")] = "glyphs",
     test: Annotated[str | None, typer.Option(help="Images to measure on; glyphs has its own test split.")] = None,
-    size: Annotated[int | None, typer.Option(help="Train on this many images only.")] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the images.")] = 20,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.1,
-    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128,
-    weight_decay: Annotated[float, typer.Option(help="Pull of the weights towards zero.")] = 5e-4,
+    size: Annotated[int | None, typer.Option(help="Train on this many images only.", min=1)] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 20,
+    lr: Annotated[float, typer.Option(help="Highest learning rate.", min=0)] = 0.1,
+    batch_size: Annotated[int, typer.Option(help="Images per step.", min=1)] = 128,
+    weight_decay: Annotated[float, typer.Option(help="Pull of the weights towards zero.", min=0)] = 5e-4,
     optimizer: Annotated[str, typer.Option(help="sgd, or adamw for transformers (--lr 1e-3).")] = "sgd",
     schedule: Annotated[str, typer.Option(help="onecycle or cosine.")] = "onecycle",
-    label_smoothing: Annotated[float, typer.Option(help="Share of the target spread over all classes.")] = 0.0,
-    cutout: Annotated[int, typer.Option(help="Side of a grey square painted into every image; 0 for none.")] = 0,
+    label_smoothing: Annotated[
+        float, typer.Option(help="Share of the target spread over all classes.", min=0, max=1)
+    ] = 0.0,
+    cutout: Annotated[int, typer.Option(help="Side of a grey square painted into every image; 0 for none.", min=0)] = 0,
     augment: Annotated[str, typer.Option(help="none, crop, or flip (crop and mirror); letters must not flip.")] = "",
     out: Annotated[Path, typer.Option(help="Where the weights go.")] = Path("weights.safetensors"),
     half: Annotated[bool, typer.Option("--half", help="Store fp16 weights, half the size.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one.", callback=known_device)] = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     seed: Annotated[int, typer.Option(help="Of the initial weights, the order and the augmentation.")] = 0,
 ) -> None:
