@@ -9,7 +9,7 @@ import typer
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from slomofast.cli.__main__ import app
+from slomofast.cli.__main__ import app, main
 from slomofast.cli._options import known_device, known_precisions, picture_file
 from slomofast.core.errors import ConfigError, SlomofastError
 
@@ -92,3 +92,22 @@ def test_names_are_checked_before_anything_runs(line: str, said: str) -> None:
 def test_a_number_too_low_is_a_usage_error(line: str) -> None:
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 2 and not isinstance(result.exception, RuntimeError)
+
+
+def test_a_place_out_of_reach_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    line = f"bench corruptions --images 1 --size 16 --out {tmp_path}/file/rows.csv"
+    monkeypatch.setattr("sys.argv", ["slomofast", *line.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2 and said.startswith("error:") and "file" in said and "check the path" in said
+
+
+def test_other_failures_of_the_system_stay_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("out of sockets")
+
+    monkeypatch.setattr("slomofast.cli.__main__.app", fail)
+    with pytest.raises(OSError, match="out of sockets"):
+        main()

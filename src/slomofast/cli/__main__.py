@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -35,12 +36,20 @@ for _module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda m: m.n
 
 
 def main() -> None:
-    """Run the command line; errors made on purpose end in one line and exit code 2."""
+    """Run the command line; errors made on purpose, and files out of reach, end in one line and exit code 2."""
     try:
         app()
     except SlomofastError as error:
-        errors.print("[bold red]error:[/]", str(error), markup=True, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _say(str(error))
+    except OSError as error:
+        if error.filename is None:  # no path that somebody could mend
+            raise
+        _say(f"{error.filename}: {error.strerror}; check the path and whether you may write there")
+
+
+def _say(message: str) -> NoReturn:
+    errors.print("[bold red]error:[/]", message, markup=True, highlight=False, soft_wrap=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,17 @@ def known_device(name: str | None) -> str | None:
 def picture_file(path: Path | None) -> Path | None:
     """What options that name a picture call: a file name whose ending says which kind."""
     if path is not None and path.suffix.lower() not in PICTURES:
-        raise ConfigError(f"{path} does not end like a picture; try {path.with_suffix('.png')}")
+        raise ConfigError(f"{path} does not end like a picture; try {as_png(path)}")
     return path
+
+
+def as_png(path: Path) -> Path:
+    """A file name like the given one that ends in `.png`.
+
+    >>> as_png(Path("plots/growth.jpeg")).as_posix(), as_png(Path("")).as_posix()
+    ('plots/growth.png', 'picture.png')
+    """
+    return path.with_suffix(".png") if path.name else path / "picture.png"
 
 
 def known_precisions(text: str) -> tuple[str, ...]:

@@ -52,12 +52,13 @@ def show(
     import torch
     from PIL import Image, ImageDraw
 
+    from slomofast.cli._options import as_png
     from slomofast.cli._shared import console
     from slomofast.core.errors import ConfigError
     from slomofast.corruptions import corrupt, list_corruptions
 
     if out.suffix.lower() != ".png":
-        raise ConfigError(f"{out}: the sheet is a PNG file; try {out.with_suffix('.png')}")
+        raise ConfigError(f"{out}: the sheet is a PNG file; try {as_png(out)}")
     picture = _picture(image, index, size)
     side = picture.shape[-1]
     scale = max(1, round(96 / side)) if side < 96 else 1
