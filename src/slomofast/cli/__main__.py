@@ -44,7 +44,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:  # no path that somebody could mend
             raise
-        _say(f"{error.filename}: {error.strerror}; check the path and whether you may write there")
+        _say(f"{error.filename}: {error.strerror}; check the path and your rights to it")
 
 
 def _say(message: str) -> NoReturn:
