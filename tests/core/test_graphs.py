@@ -15,6 +15,7 @@ import slomofast as sf
 from slomofast.core import graphs
 from slomofast.core.errors import ModelError
 from slomofast.core.graphs import Recorder
+from slomofast.core.norms import measure_statistics
 from slomofast.streams.prefetch import ahead
 from slomofast.testing import batches, tiny_net
 
@@ -45,6 +46,41 @@ def test_one_recorded_pass_serves_all_images_of_memo() -> None:
     adapter(x)
     learning = [key[-1] for key in adapter.student.recorder._seen if key[2]]
     assert learning == [0]  # always the first of the passes that learn
+
+
+def test_passes_that_gather_statistics_are_recorded_apart_from_those_that_use_them() -> None:
+    adapter = sf.adapt(tiny_net(), "rotta", capacity=8, update_every=8)
+    stream = batches(4, size=32)
+    adapter(stream[0])  # the bank is full after it
+    adapter.student.recorder = Recorder(adapter.student.body, "fp32")  # which counts on any device
+    adapter.teacher.recorder = Recorder(adapter.teacher.body, "fp32")
+    for x in stream[1:]:
+        adapter(x)
+    assert {key[3:] for key in adapter.student.recorder._seen} == {(True, 0)}  # one serves all updates of a batch
+    assert {(key[0][0], key[3]) for key in adapter.teacher.recorder._seen} == {(32, False), (8, True)}
+
+
+def test_recording_leaves_no_trace_in_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = sf.adapt(tiny_net(), "rotta")
+    x = batches(1)[0]
+    adapter.prepare(x)
+    network = adapter.teacher.body
+
+    def run(view: torch.nn.Module, sample: torch.Tensor) -> torch.Tensor:  # what a recording does to the buffers
+        with torch.no_grad():
+            for _ in range(3):
+                view(sample)
+        return sample
+
+    monkeypatch.setattr(graphs, "_Replay", run)
+    measure_statistics(adapter, True)
+    places = [(buffer.data_ptr(), buffer.clone()) for buffer in network.buffers()]
+    Recorder(network, "fp32")._record(x, learning=False)
+    assert places
+    for buffer, (place, value) in zip(network.buffers(), places, strict=True):
+        assert buffer.data_ptr() == place and torch.equal(buffer, value)
+    run(network, x)
+    assert not all(torch.equal(buffer, value) for buffer, (_, value) in zip(network.buffers(), places, strict=True))
 
 
 def test_after_a_broken_recording_no_other_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,15 +125,16 @@ def test_replayed_steps_agree_with_plain_ones(method: str, precision: str) -> No
     stream.insert(6, stream[0][:5])  # a short batch in between
     labels = torch.arange(32) % 4
     for recorded in (False, True):
-        adapter = sf.adapt(tiny_net().cuda(), method, graphs=recorded, precision=precision, channels_last=True)
+        often = {"update_every": 8, "capacity": 8} if method == "rotta" else {}
+        adapter = sf.adapt(tiny_net().cuda(), method, graphs=recorded, precision=precision, channels_last=True, **often)
         if adapter.needs_source:
             adapter.fit_source([(stream[0], labels), (stream[1], labels)])
         outputs[recorded] = [adapter(x) for x in stream]
         held = outputs[recorded][-1].clone()
         adapter.predict(stream[0])
         assert torch.equal(held, outputs[recorded][-1])  # what was returned is not written to again
-        if recorded and method in ("tent", "slomo_fast_star"):
-            assert adapter.student.recorder.passes
+        if recorded and method in ("tent", "rotta", "petta", "slomo_fast_star"):
+            assert all(recorder.passes for recorder in adapter._recorders())
             adapter.reset()
             torch.testing.assert_close(adapter(stream[0]), outputs[True][0], rtol=1e-3, atol=1e-3)
     bound = {"fp32": 2e-3, "bf16": 0.25}[precision]

@@ -16,7 +16,7 @@ from slomofast.core.compiled import compile_network
 from slomofast.core.config import AdapterConfig
 from slomofast.core.errors import ConfigError, InputError, ModelError, unknown_name
 from slomofast.core.fingerprint import model_fingerprint
-from slomofast.core.graphs import Recorder, recordable
+from slomofast.core.graphs import Recorder
 from slomofast.core.optim import FlatOptimizer, OptimConfig
 from slomofast.core.params import trainable
 from slomofast.core.registry import MethodInfo, describe
@@ -367,7 +367,7 @@ class Adapter(nn.Module):
         """Let CUDA graphs do the networks' passes; anew when the networks have moved."""
         for member in self.children():
             if isinstance(member, Classifier):
-                on = self.runtime.graphs and self.device.type == "cuda" and recordable(member)
+                on = self.runtime.graphs and self.device.type == "cuda"
                 member.recorder = Recorder(member.body, self.runtime.precision) if on else None
 
     def _recorders(self) -> list[Recorder]:

@@ -5,8 +5,9 @@ device runs them. A recorded pass is one launch. Weights stay where they are and
 updates in place are seen. What a graph returns is copied, since the next replay writes to the same memory.
 
 A pass that learns keeps its activations until its gradient is taken, so each such pass of a step has a graph of its
-own; passes without gradient share one. A shape that was not seen before runs as usual until it has come back often
-enough to be worth recording, so a short last batch costs nothing.
+own; passes without gradient share one. Passes in which norm layers gather statistics are kept apart from those that
+use them; recording runs a pass a few times, and what was gathered meanwhile is put back. A shape that was not seen
+before runs as usual until it has come back often enough to be worth recording, so a short last batch costs nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Recorder:
             raise ModelError(f"{Recorder.broken}; an earlier failure left CUDA unusable for graphs in this process")
         self.network, self.precision = network, precision
         self.learns = any(p.requires_grad for p in network.parameters())
+        self._norms = [m for m in network.modules() if isinstance(m, TestTimeNorm)]
         self.passes: dict[tuple[Any, ...], Callable[[Tensor], Tensor]] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._taken: Counter[tuple[Any, ...]] = Counter()
@@ -67,7 +69,7 @@ class Recorder:
 
     def __call__(self, x: Tensor) -> Tensor:
         learning = self.learns and torch.is_grad_enabled()
-        kind = (tuple(x.shape), x.dtype, learning)
+        kind = (tuple(x.shape), x.dtype, learning, any(norm.measuring for norm in self._norms))
         key = (*kind, self._taken[kind])
         if learning:
             self._taken[kind] += 1
@@ -87,7 +89,8 @@ class Recorder:
         sample = x.detach().clone()
         view = _Pass(self.network, self.precision)
         try:
-            with RECORDING, _nothing_freed(), torch.autocast("cuda", enabled=False):  # the pass has its own
+            # the pass has an autocast of its own
+            with RECORDING, _nothing_freed(), _buffers_kept(self.network), torch.autocast("cuda", enabled=False):
                 if learning:
                     return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(view, (sample,)))
                 return _Replay(view, sample)
@@ -111,6 +114,16 @@ def _nothing_freed() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def _buffers_kept(network: nn.Module) -> Iterator[None]:
+    """What passes inside gather in the network's buffers is undone at the end; the buffers stay where they are."""
+    buffers = list(network.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    yield
+    for buffer, value in zip(buffers, before, strict=True):
+        buffer.copy_(value)
 
 
 class _Pass(nn.Module):
@@ -145,8 +158,3 @@ class _Replay:
         self.sample.copy_(x)
         self.graph.replay()
         return self.result
-
-
-def recordable(network: nn.Module) -> bool:
-    """Whether every pass of a network does the same: none of its norm layers gathers statistics."""
-    return not any(isinstance(m, TestTimeNorm) and m.statistics in ("ema", "robust") for m in network.modules())

@@ -104,5 +104,6 @@ class Rotta(Adapter):
         # exp(-age) / (1 + exp(-age)): at most one half, and the mean is over items, not over weights
         loss = (torch.sigmoid(-ages) * cross_entropy(logits, target)).mean()
         self.update(loss)
+        self.gradients_taken()  # one recorded pass serves all updates of a batch
         ema_update(self.teacher, self.student, self.config.teacher_momentum)
         self.log("loss", loss)
