@@ -2,6 +2,8 @@
 
     python benchmarks/accuracy.py    # writes benchmarks/results/accuracy.csv and prints it as Markdown
 
+Below it prints every method in every setting, one seed, on short streams: the table of docs/results.md.
+
 A line is one method in one setting of one length. Deviations are over seeds (n - 1). Differences are to SloMo-Fast*
 with its defaults on the same seeds, positive where the method is worse, with the half width of the 95 % interval of
 Student's t distribution, which three seeds make wide.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,9 +24,17 @@ FILES = {
     "continual_10000_wrn28_10_h200.csv": "wrn_28_10",
     "settings_wrn28_10_h200.csv": "wrn_28_10",
     "returning_wrn28_10_h200.csv": "wrn_28_10",
+    "every_setting_wrn28_10_h200.csv": "wrn_28_10",
     "tinyimagenet_resnet50_h200.csv": "resnet_50_64",
     "transformer_vit_tiny_h200.csv": "vit_tiny",
 }
+EVERY = "every_setting_wrn28_10_h200.csv"
+SHORT = {
+    "continual": "continual", "mixed": "mixed", "gradual": "gradual", "episodic": "episodic", "cross_group": "cross",
+    "easy2hard": "easy2hard", "hard2easy": "hard2easy", "mixed_after_continual": "M after C",
+    "continual_after_mixed": "C after M", "ccc": "CCC", "cyclic": "cyclic", "cyclic_group": "group",
+    "cycle_length": "length", "lifelong": "lifelong", "stochastic": "Markov",
+}  # fmt: skip
 OURS = ("slomo_fast_star", "")
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by the number of pairs
 SAME = {"slow_lr=0.001": ""}  # options that have become the default since
@@ -45,9 +56,15 @@ def runs(file: str) -> dict[tuple[str, ...], dict[tuple[str, str], dict[int, flo
             if method[0] == OURS[0] and method != OURS:
                 continue
             cycles = f" x {row['cycles']}" if row.get("cycles") else ""
-            place = (row.get("setting", "continual") + cycles, row["images_per_domain"], row["batch_size"])
+            place = (row.get("setting", "continual") + cycles, length(row), row["batch_size"])
             found.setdefault(place, {}).setdefault(method, {})[int(row["seed"])] = float(row["error"])
     return found
+
+
+def length(row: Line) -> str:
+    """Images per domain, or in all where a stream has no such number."""
+    total = re.search(r"images=(\d+)", row.get("setting_options", ""))
+    return row["images_per_domain"] or (f"{total[1]} in all" if total else "")
 
 
 def half_width(differences: list[float]) -> str:
@@ -83,6 +100,28 @@ def lines() -> Iterator[Line]:
                 }
 
 
+def every_method() -> str:
+    """Every method (a line, the best first) in every setting as Markdown, each column's lowest error in bold."""
+    errors: dict[str, dict[str, float]] = {}
+    for (setting, *_), methods in runs(EVERY).items():
+        for (method, _), by_seed in methods.items():
+            if OURS in methods:  # others ran on streams of another length
+                errors.setdefault(method, {})[setting] = by_seed[0]
+    ours = errors[OURS[0]]
+    best = {setting: min(found.get(setting, math.inf) for found in errors.values()) for setting in SHORT}
+    above = {m: spread([error - ours[s] for s, error in found.items()]).mean for m, found in errors.items()}
+    text = "| error % | " + " | ".join(SHORT.values()) + " | above ours |\n" + "|---" * (len(SHORT) + 2) + "|\n"
+    for method in sorted(errors, key=lambda method: above[method]):
+        cells = []
+        for setting in SHORT:
+            error = errors[method].get(setting)
+            mark = "**" if error == best[setting] else ""
+            cells.append("" if error is None else f"{mark}{error:.1f}{mark}")
+        gap = "" if method == OURS[0] else f"{above[method]:+.1f}"
+        text += f"| {method} | " + " | ".join(cells) + f" | {gap} |\n"
+    return text
+
+
 def written(table: Iterable[Line]) -> str:
     """The table as it stands in the file."""
     return "".join(",".join(cells) + "\n" for cells in (COLUMNS, *([line[c] for c in COLUMNS] for line in table)))
@@ -94,6 +133,7 @@ def main() -> None:
     print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
     for line in table:
         print("| " + " | ".join(line[column] for column in shown) + " |")
+    print("\n" + every_method())
 
 
 if __name__ == "__main__":
