@@ -100,24 +100,32 @@ def lines() -> Iterator[Line]:
                 }
 
 
-def every_method() -> str:
-    """Every method (a line, the best first) in every setting as Markdown, each column's lowest error in bold."""
+def short_streams() -> dict[str, dict[str, float]]:
+    """Error by method and setting where every method ran in every setting, the best method first."""
     errors: dict[str, dict[str, float]] = {}
     for (setting, *_), methods in runs(EVERY).items():
-        for (method, _), by_seed in methods.items():
-            if OURS in methods:  # others ran on streams of another length
+        if OURS in methods:  # others ran on streams of another length
+            for (method, _), by_seed in methods.items():
                 errors.setdefault(method, {})[setting] = by_seed[0]
-    ours = errors[OURS[0]]
+    return dict(sorted(errors.items(), key=lambda found: above_ours(errors, found[0])))
+
+
+def above_ours(errors: dict[str, dict[str, float]], method: str) -> float:
+    """How much higher a method's error is than ours, on average over the settings it ran in."""
+    return spread([error - errors[OURS[0]][setting] for setting, error in errors[method].items()]).mean
+
+
+def every_method() -> str:
+    """Every method (a line, the best first) in every setting as Markdown, each column's lowest error in bold."""
+    errors = short_streams()
     best = {setting: min(found.get(setting, math.inf) for found in errors.values()) for setting in SHORT}
-    above = {m: spread([error - ours[s] for s, error in found.items()]).mean for m, found in errors.items()}
     text = "| error % | " + " | ".join(SHORT.values()) + " | above ours |\n" + "|---" * (len(SHORT) + 2) + "|\n"
-    for method in sorted(errors, key=lambda method: above[method]):
+    for method, found in errors.items():
         cells = []
         for setting in SHORT:
-            error = errors[method].get(setting)
-            mark = "**" if error == best[setting] else ""
-            cells.append("" if error is None else f"{mark}{error:.1f}{mark}")
-        gap = "" if method == OURS[0] else f"{above[method]:+.1f}"
+            mark = "**" if found.get(setting) == best[setting] else ""
+            cells.append(f"{mark}{found[setting]:.1f}{mark}" if setting in found else "")
+        gap = "" if method == OURS[0] else f"{above_ours(errors, method):+.1f}"
         text += f"| {method} | " + " | ".join(cells) + f" | {gap} |\n"
     return text
 
