@@ -78,7 +78,8 @@ def adapt(
     Args:
         model: any `nn.Module` that maps a batch of floats to logits (B, C), or to an object with `.logits`.
         method: a name of `list_methods()`.
-        preset: the method's values for a data family (`cifar`, `imagenet`) or another named set.
+        preset: the method's values for a data family (`cifar`, `cifar100`, `imagenet`) or another named set; several
+            are joined by a plus, `imagenet+source_free`.
         seed: of the adapter's own random numbers.
         precision: `fp32`, or `bf16` autocast.
         channels_last, compile: speed options; results agree within rounding.

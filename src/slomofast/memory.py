@@ -145,6 +145,12 @@ def checked_labels(labels: Tensor, classes: int) -> Tensor:
     return labels.long()
 
 
+def sent(values: list[int] | list[float], device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor on a device, on their way without a wait for what the device still does."""
+    tensor = torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 class BalancedLedger:
     """Who is in a class-balanced bank and who goes next: plain Python, because each arrival depends on the last.
 
@@ -220,16 +226,16 @@ class BalancedBank(nn.Module):
     def store(self, images: Tensor, rows: Mapping[int, int]) -> None:
         """Put image `rows[slot]` of a batch into each slot named."""
         if rows:
-            slots = torch.tensor(list(rows), device=images.device)
-            self.images.index_copy_(0, slots, images[torch.tensor(list(rows.values()), device=images.device)])
+            slots, chosen = sent(list(rows), images.device), sent(list(rows.values()), images.device)
+            self.images.index_copy_(0, slots, images.index_select(0, chosen))
 
     @torch.no_grad()
     def record(self, ledger: BalancedLedger) -> None:
         """Keep what the ledger says about each slot."""
         count, device = len(ledger.labels), self.labels.device
-        self.labels[:count] = torch.tensor(ledger.labels, dtype=torch.int64, device=device)
-        self.uncertainties[:count] = torch.tensor(ledger.uncertainties, dtype=torch.float32, device=device)
-        self.ages[:count] = torch.tensor(ledger.ages, dtype=torch.int64, device=device)
+        self.labels[:count] = sent(ledger.labels, device)
+        self.uncertainties[:count] = sent(ledger.uncertainties, device)
+        self.ages[:count] = sent(ledger.ages, device)
 
     @torch.no_grad()
     def fetch(

@@ -320,7 +320,7 @@ def check_config(method: str, net: str) -> None:
     assert config.build(dataclasses.asdict(default)) == default
     for item in default.options():
         assert item["help"], f"option {item['name']} of {method} has no help"
-    for preset in (*config.PRESETS, "cifar", "imagenet"):
+    for preset in (*config.PRESETS, "cifar", "cifar100", "imagenet"):
         assert isinstance(config.for_(preset), config)
     try:
         config.build({"no_such_option": 1})

@@ -77,16 +77,16 @@ class Vote(nn.Module):
         return total.log_softmax(1) if self.calibrate else total
 
     @torch.no_grad()
-    def remember(self, logits: Mapping[str, Tensor], steps: int) -> None:
+    def remember(self, logits: Mapping[str, Tensor], steps: int, usable: Tensor) -> None:
         """Take a batch into the mean of what is predicted: of all batches at first, then of about the last twenty.
 
-        Nothing is kept where nothing is compared with it.
+        Nothing is kept where nothing is compared with it, nor of a batch that is not `usable` (0-d).
         """
         if not (self.calibrate and self.relative):
             return
         predicted = self._sum(logits).softmax(1)
         now = (predicted.sum(0) + 1) / (len(predicted) + len(self.usual))
-        self.usual.lerp_(torch.where(torch.isfinite(now), now, self.usual), max(USUAL_SHARE, 1 / (steps + 1)))
+        self.usual.lerp_(torch.where(usable & torch.isfinite(now), now, self.usual), max(USUAL_SHARE, 1 / (steps + 1)))
 
     def _sum(self, logits: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([self.looks.get(name, 1) * member.float() for name, member in logits.items()]).sum(0)

@@ -62,6 +62,21 @@ def test_options_from_text() -> None:
         config.parse({"calibrate": "perhaps"})
 
 
+def test_presets_are_joined_by_a_plus() -> None:
+    config = sf.describe("eata").adapter.Config
+    both = config.for_("imagenet+source_free")
+    assert (both.fisher, both.lr, both.fisher_weight) == ("stream", 2.5e-4, 2000.0)
+    assert config.for_("source_free+imagenet", lr=0.5) == config.for_("imagenet+source_free", lr=0.5)
+    with pytest.raises(sf.ConfigError, match=r"preset.*'sorce_free'.*did you mean 'source_free'"):
+        config.for_("imagenet+sorce_free")
+
+
+def test_a_hundred_classes_have_values_of_their_own() -> None:
+    cotta, tent = (sf.describe(name).adapter.Config for name in ("cotta", "tent"))
+    assert (cotta.for_("cifar").threshold, cotta.for_("cifar100").threshold) == (0.92, 0.72)
+    assert tent.for_("cifar100") == tent.for_("cifar") == tent()
+
+
 def test_deferred_check_reports_later_and_learns_nothing() -> None:
     adapter = make("tent", tiny_net(), check_input="deferred")
     x, y = batches(2)
@@ -247,14 +262,14 @@ def test_every_adapter_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch)
 
     compile_now = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_now(self, backend="eager"))
-    monkeypatch.setattr(config, "recompile_limit", 8)
     torch.compiler.reset()
     graphs = []
-    for number in range(4):
-        counters.clear()
-        how = {"precision": ("fp32", "bf16")[number % 2], "channels_last": number > 1}
-        make("slomo_fast_star", tiny_net(), compile=True, **how)(batches(1)[0])
-        graphs.append(counters["stats"]["unique_graphs"])
+    with config.patch(recompile_limit=8):  # monkeypatch would take the setting away when it puts it back
+        for number in range(4):
+            counters.clear()
+            how = {"precision": ("fp32", "bf16")[number % 2], "channels_last": number > 1}
+            make("slomo_fast_star", tiny_net(), compile=True, **how)(batches(1)[0])
+            graphs.append(counters["stats"]["unique_graphs"])
     torch.compiler.reset()
     assert all(graphs), graphs
 

@@ -15,7 +15,7 @@ import slomofast as sf
 from slomofast.core import graphs
 from slomofast.core.errors import ModelError
 from slomofast.core.graphs import Recorder
-from slomofast.core.norms import measure_statistics
+from slomofast.core.norms import measuring
 from slomofast.streams.prefetch import ahead
 from slomofast.testing import batches, tiny_net
 
@@ -73,13 +73,13 @@ def test_recording_leaves_no_trace_in_the_statistics(monkeypatch: pytest.MonkeyP
         return sample
 
     monkeypatch.setattr(graphs, "_Replay", run)
-    measure_statistics(adapter, True)
     places = [(buffer.data_ptr(), buffer.clone()) for buffer in network.buffers()]
-    Recorder(network, "fp32")._record(x, learning=False)
-    assert places
-    for buffer, (place, value) in zip(network.buffers(), places, strict=True):
-        assert buffer.data_ptr() == place and torch.equal(buffer, value)
-    run(network, x)
+    with measuring(adapter):
+        Recorder(network, "fp32")._record(x, learning=False)
+        assert places
+        for buffer, (place, value) in zip(network.buffers(), places, strict=True):
+            assert buffer.data_ptr() == place and torch.equal(buffer, value)
+        run(network, x)
     assert not all(torch.equal(buffer, value) for buffer, (_, value) in zip(network.buffers(), places, strict=True))
 
 

@@ -34,6 +34,9 @@ class TestCifar:
         assert (data.family, data.classes, data.size, data.domains) == ("cifar", 10, 12, CANONICAL)
         assert data.groups == GROUPS
 
+    def test_a_hundred_classes_are_a_family_of_their_own(self, cifar_c):
+        assert open_data(f"cifar100_c:{cifar_c}", size=12).family == "cifar100"
+
     def test_files_stay_on_disk(self, cifar_c):
         data = open_data(f"cifar10_c:{cifar_c}", size=12)
         assert all(isinstance(a, np.memmap) for a in data._arrays.values())

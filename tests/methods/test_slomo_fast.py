@@ -360,7 +360,7 @@ def test_mirror_images_that_mean_another_thing_are_not_looked_at() -> None:
 def test_prediction_without_learning_is_the_step_s(
     mirror: bool, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(voting, "MIRROR_HOLDS", 0.0)
+    monkeypatch.setattr(voting, "MIRROR_HOLDS", -1.0)
     adapter = sf.adapt(tiny_net(), "slomo_fast", mirror=mirror, members=members)
     for x in batches(3):
         ahead = adapter.predict(x)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, ClassVar, Self, cast
 
@@ -294,6 +295,13 @@ class Adapter(nn.Module):
             optimizer.step(gradients[start : start + count], loss, when, pace)
             start += count
 
+    def plainly(self, network: nn.Module, x: Tensor) -> Tensor:
+        """A network's logits from a pass that is neither compiled nor recorded: its gradient may be taken twice."""
+        with torch.compiler.set_stance("force_eager") if self.runtime.compile else nullcontext():
+            if isinstance(network, Classifier):
+                return cast(Tensor, network.head(logits_of(network.body(x))))
+            return cast(Tensor, network(x))
+
     def gradients_taken(self) -> None:
         """Say that all gradients of the step's passes so far are taken: a recorded pass may then serve again in it."""
         for recorder in self._recorders():
@@ -302,6 +310,15 @@ class Adapter(nn.Module):
     def usable(self, keep: Tensor) -> Tensor:
         """The mask `keep`, emptied where the deferred input check found the current batch bad."""
         return keep if self._bad_input is None else keep & ~self._bad_input
+
+    @contextmanager
+    def only_if_usable(self, buffers: Iterable[Tensor]) -> Iterator[None]:
+        """What passes inside do to these tensors is undone where the deferred input check found the batch bad."""
+        bad = self._bad_input
+        kept = [] if bad is None else [(buffer, buffer.clone()) for buffer in buffers]
+        yield
+        for buffer, before in kept:
+            buffer.copy_(torch.where(cast(Tensor, bad), before, buffer))
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Keep a figure of this step for whoever listens; tensors stay on the device until read."""

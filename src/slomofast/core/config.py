@@ -50,26 +50,30 @@ class AdapterConfig:
     def build(cls, options: Mapping[str, Any], preset: str | None = None) -> Self:
         """Options by name over an optional preset; a wrong name gets the nearest right one.
 
-        A family (`cifar`, `imagenet`) without a preset of its own means the defaults.
+        Several presets are joined by a plus, `imagenet+source_free`; a later one wins. A family (`cifar`, `cifar100`,
+        `imagenet`) without a preset of its own means the defaults, with a hundred classes those of `cifar`.
         """
         known = [item.name for item in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
                 raise unknown_name(f"option of {cls.__name__}", name, known)
-        return cls(**{**cls._preset(preset), **options})
+        values: dict[str, Any] = {}
+        for name in preset.split("+") if preset is not None else ():
+            values |= cls._preset(name)
+        return cls(**{**values, **options})
 
     @classmethod
     def for_(cls, preset: str, **options: Any) -> Self:
-        """The preset of a data family (`cifar`, `imagenet`) or a named one, with changes."""
+        """The preset of a data family (`cifar`, `cifar100`, `imagenet`) or a named one, with changes."""
         return cls.build(options, preset)
 
     @classmethod
-    def _preset(cls, name: str | None) -> Mapping[str, Any]:
-        if name is None or (name in FAMILIES and name not in cls.PRESETS):
-            return {}
-        if name not in cls.PRESETS:
+    def _preset(cls, name: str) -> Mapping[str, Any]:
+        if name == "cifar100" and name not in cls.PRESETS:
+            name = "cifar"
+        if name not in cls.PRESETS and name not in FAMILIES:
             raise unknown_name(f"preset of {cls.__name__}", name, [*cls.PRESETS, *FAMILIES])
-        return cls.PRESETS[name]
+        return cls.PRESETS.get(name, {})
 
     @classmethod
     def parse(cls, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -103,7 +107,7 @@ class AdapterConfig:
         ]
 
 
-FAMILIES = ("cifar", "imagenet")
+FAMILIES = ("cifar", "cifar100", "imagenet")
 
 
 def _type_name(hint: Any) -> str:

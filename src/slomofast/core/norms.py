@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -105,11 +106,17 @@ def set_statistics(module: nn.Module, statistics: Statistics, alpha: float = 0.1
     return module
 
 
-def measure_statistics(module: nn.Module, on: bool) -> None:
-    """Whether the next passes move the running averages of layers with `ema` statistics."""
-    for child in module.modules():
-        if isinstance(child, TestTimeNorm):
-            child.measuring = on
+@contextmanager
+def measuring(module: nn.Module) -> Iterator[None]:
+    """Passes inside move the running averages of layers with `ema` or `robust` statistics."""
+    layers = [child for child in module.modules() if isinstance(child, TestTimeNorm)]
+    try:
+        for layer in layers:
+            layer.measuring = True
+        yield
+    finally:
+        for layer in layers:
+            layer.measuring = False
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -30,7 +30,8 @@ class DataSet(ABC):
 
     Attributes:
         name: short name, used in tables.
-        family: `cifar` (small images) or `imagenet` (large ones); picks a method's preset.
+        family: `cifar` (small images), `cifar100` (those of a hundred classes) or `imagenet` (large ones); picks a
+            method's preset.
         classes: number of classes of the labels.
         image_size: side of the square images in pixels.
         domains: names in canonical order.

@@ -116,7 +116,7 @@ class CccShards(DataSet):
         height, width = decode(self._bytes(0), name=f"the first image of {shards[0]}").shape[:2]
         if height != width:
             raise DataError(f"{shards[0]}: images must be square, the first is {width}x{height}")
-        self.image_size, self.family = height, family_of(height)
+        self.image_size, self.family = height, family_of(height, classes)
         names = tuple((s.name, s.stat().st_size) for s in shards)
         self.fingerprint = stable_hash("ccc", root.name, names, self.size)
 

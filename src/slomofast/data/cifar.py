@@ -12,7 +12,7 @@ from torch import Tensor
 from slomofast.core.errors import ConfigError, DataError, unknown_name
 from slomofast.data._draws import stable_hash
 from slomofast.data.catalog import DataSet
-from slomofast.data.corrupted import check_index, choose_domains, groups_of
+from slomofast.data.corrupted import check_index, choose_domains, family_of, groups_of
 from slomofast.data.pack import check_labels
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -57,7 +57,8 @@ class CifarC(DataSet):
         root = Path(path)
         if not root.is_dir():
             raise DataError(f"no folder {root}; `slomofast data get {name}` downloads it")
-        self.name, self.family, self.classes, self.image_size, self.size = name, "cifar", classes, 32, size
+        self.name, self.classes, self.image_size, self.size = name, classes, 32, size
+        self.family = family_of(self.image_size, classes)
         self.domains = choose_domains(domains)
         self.groups = groups_of(self.domains)
         self.device = torch.device(device or "cpu")

@@ -41,9 +41,11 @@ def groups_of(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {group: members for group, members in cut.items() if members}
 
 
-def family_of(image_size: int) -> str:
-    """`cifar` up to 48 pixels, `imagenet` above."""
-    return "cifar" if image_size <= 48 else "imagenet"
+def family_of(image_size: int, classes: int) -> str:
+    """`cifar` up to 48 pixels, `cifar100` if they show a hundred classes, `imagenet` above."""
+    if image_size > 48:
+        return "imagenet"
+    return "cifar100" if classes == 100 else "cifar"
 
 
 def check_index(index: np.ndarray, size: int) -> np.ndarray:
@@ -78,7 +80,7 @@ class CorruptedImages(DataSet):
         """Fill in what follows from the clean images."""
         self.domains = choose_domains(domains)
         self.groups = groups_of(self.domains)
-        self.family = family_of(self.image_size)
+        self.family = family_of(self.image_size, self.classes)
         self.seed = int(seed)
         self.device = torch.device(device or "cpu")
         self.fingerprint = stable_hash("corrupted", 1, self.clean_fingerprint, self.size, self.domains, self.seed)

@@ -95,7 +95,7 @@ class ImageNetC(DataSet):
         if not self.root.is_dir():
             raise DataError(f"no folder {self.root}; `slomofast data get {name}` downloads it")
         self.name, self.classes, self.image_size = name, classes, image_size
-        self.family = family_of(image_size)
+        self.family = family_of(image_size, classes)
         self.domains = choose_domains(domains)
         self.groups = groups_of(self.domains)
         self.device = torch.device(device or "cpu")
@@ -173,7 +173,7 @@ class NaturalShift(DataSet):
         if not self.root.is_dir():
             raise DataError(f"no folder {self.root}")
         self.name, self.classes, self.image_size = name, classes, image_size
-        self.family = family_of(image_size)
+        self.family = family_of(image_size, classes)
         self.domains, self.groups = (name,), {"natural": (name,)}
         self.device = torch.device(device or "cpu")
         self.class_names = class_folders(self.root)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import AdapterConfig, option
-from slomofast.core.norms import measure_statistics
+from slomofast.core.norms import measuring
 from slomofast.core.params import copy_network
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
@@ -51,7 +51,6 @@ class Bn(Adapter):
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Tensor:
         if self.config.statistics == "ema":
-            measure_statistics(self.student, True)
-            self.student(x)
-            measure_statistics(self.student, False)
+            with self.only_if_usable(self.student.buffers()), measuring(self.student):
+                self.student(x)
         return self.student(x)

@@ -9,8 +9,9 @@ Perspective of Disentangled Factors", ICLR 2024. Returned are the logits of the 
 The destroyed pass sees the samples of low entropy alone, so its BatchNorm statistics are theirs. Their number decides
 a tensor shape, for which the host waits once per step; `subset="mask"` sends the whole batch and never waits.
 
-Departures: `pixel` permutes each image in its own way, and `occlusion` covers the centre half at any image size; SGD
-is Nesterov's, as in the public benchmark. If the frozen top layers are all there are, none is frozen.
+Departures: `pixel` permutes each image in its own way, and `occlusion` covers the centre half at any image size; sides
+that are no multiple of the grid are enlarged for `patch` (the public code shrinks them); SGD is Nesterov's, as in the
+public benchmark. If the frozen top layers are all there are, none is frozen.
 """
 
 from __future__ import annotations

@@ -82,12 +82,23 @@ class Eata(Eta):
         if not bool(torch.isfinite(self.fisher).all()):
             raise ConfigError("the source images give gradients that are not finite; check images and model")
 
+    @property
+    def estimating(self) -> bool:
+        """Whether this batch of the stream counts for the importance of weights."""
+        config = self.config
+        wanted = config.fisher == "stream" and config.fisher_weight > 0 and bool(trainable(self.student))
+        return wanted and self.fisher_seen < config.fisher_images
+
+    def look(self, x: Tensor) -> Tensor:
+        # estimating takes a second gradient, which compiled and recorded passes do not allow
+        return self.plainly(self.student, x) if self.estimating else super().look(x)
+
     def penalty(self, logits: Tensor) -> Tensor:
         """fisher_weight * sum_k F_k (theta_k - theta0_k)^2."""
         config, moving = self.config, trainable(self.student)
         if config.fisher == "none" or config.fisher_weight == 0 or not moving:
             return super().penalty(logits)
-        if config.fisher == "stream" and self.fisher_seen < config.fisher_images:
+        if self.estimating:
             self._add_to_fisher(logits, keep_graph=True)
         theta = torch.cat([p.reshape(-1) for p in moving])
         loss = config.fisher_weight * (self.fisher * (theta - self.source).square()).sum()

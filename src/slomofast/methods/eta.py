@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -69,12 +69,16 @@ class Eta(Adapter):
         self.novel_below = next(m for below, m in self.margins if self.classes < below) if given is None else given
 
     def adapt(self, x: Tensor) -> Tensor:
-        logits = self.student(x)
+        logits = self.look(x)
         loss, kept = self.objective(logits)
         loss = loss + self.penalty(logits)
         self.update(loss, when=kept.any())
         self.log("loss", loss)
         return logits
+
+    def look(self, x: Tensor) -> Tensor:
+        """The student's logits."""
+        return cast(Tensor, self.student(x))
 
     def objective(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Weighted entropy of the samples that count, and which those are; they join the average prediction."""

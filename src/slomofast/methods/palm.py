@@ -22,7 +22,6 @@ deviations themselves only the pace that follows from them is kept, since they a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -35,7 +34,7 @@ from slomofast.core.config import option
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, flatten, unflatten
 from slomofast.core.registry import register
-from slomofast.core.split import Classifier, logits_of
+from slomofast.core.split import Classifier
 from slomofast.losses import cross_entropy, entropy, masked_mean
 
 TINY = 1e-8  # on both sides of the ratio of deviation and sensitivity
@@ -87,10 +86,10 @@ class Palm(Adapter):
     def adapt(self, x: Tensor) -> Tensor:
         config, targets = self.config, self.optimizer().targets
         if not targets:
-            return self._plainly(x)
+            return self.plainly(self.student, x)
         # the view first: where its pass is recorded, no gradient of another may be due
         view = self.student(augment(x, self.rng, per=config.augment_per)).float()
-        logits = self._plainly(x)
+        logits = self.plainly(self.student, x)
         clean = logits.float()
         distance = -(clean / config.temperature).log_softmax(1).sum(1).mean()
         selected = self._select(torch.autograd.grad(distance, targets, retain_graph=True, allow_unused=True))
@@ -108,13 +107,6 @@ class Palm(Adapter):
         self.log("share_sure", sure.float().mean())
         self.log("share_moving", (pace > 0).float().mean())
         return logits
-
-    def _plainly(self, x: Tensor) -> Tensor:
-        """The student's logits from a pass that is neither compiled nor recorded."""
-        with torch.compiler.set_stance("force_eager") if self.runtime.compile else nullcontext():
-            if isinstance(self.student, Classifier):
-                return cast(Tensor, self.student.head(logits_of(self.student.body(x))))
-            return cast(Tensor, self.student(x))
 
     @torch.no_grad()
     def _select(self, gradients: tuple[Tensor | None, ...]) -> Tensor:

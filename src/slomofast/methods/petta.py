@@ -34,7 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 from slomofast.augment import Per, augment
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
-from slomofast.core.norms import measure_statistics
+from slomofast.core.norms import measuring
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, counterparts, ema_update, trainable
 from slomofast.core.registry import register
@@ -123,13 +123,12 @@ class Petta(Adapter):
         """One update of student and teacher on the whole bank; BatchNorm averages move during these passes only."""
         config = self.config
         altered = augment(images, self.rng, per=config.augment_per)
-        measure_statistics(self, True)
-        with torch.no_grad():
-            target, anchor = self.teacher(images).float(), self.anchor(images).float()
-        with torch.set_grad_enabled(config.symmetric):  # without it the pass serves the averages alone
-            clean = self.student(images).float()
-        view = self.student(altered).float()
-        measure_statistics(self, False)
+        with measuring(self):
+            with torch.no_grad():
+                target, anchor = self.teacher(images).float(), self.anchor(images).float()
+            with torch.set_grad_enabled(config.symmetric):  # without it the pass serves the averages alone
+                clean = self.student(images).float()
+            view = self.student(altered).float()
         if config.symmetric:
             agreement = agreed(clean, view, target)
         else:

@@ -172,14 +172,14 @@ class ReservoirTTA(Eata):
                 self._wear(self.reservoir.mixed(q))
                 averaged = self.student(x)
         self._take(nearest)
-        own = self.student(x)
+        own = self.look(x)
         self._learn(own)
         self._put(nearest)
         self.log("domain", nearest[0])
         self.log("domains", self.reservoir.count.clone())
         self.log("new_domain", new)
         self.log("share", q.max())
-        return cast(Tensor, own) if averaged is None else averaged
+        return own if averaged is None else averaged
 
     def _learn(self, logits: Tensor) -> None:
         """One step of the copy that the student wears, by the base method."""

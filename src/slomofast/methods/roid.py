@@ -69,7 +69,7 @@ class Roid(Adapter):
     def build(self, model: Classifier) -> None:
         self.student = copy_network(model, train="norm")
         self.optimize("student", self.student)
-        self.register_buffer("source", flatten(trainable(self.student)))
+        self.register_buffer("source", flatten(trainable(self.student)).to(self.device))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
 
     def predictor(self) -> nn.Module:
@@ -99,7 +99,8 @@ class Roid(Adapter):
         if self.config.weighting:
             weight, kept = certainty_diversity(logits, self.average, self.config.temperature)
         now = logits.softmax(1).mean(0)
-        now = torch.where(torch.isfinite(now), now, self.average)  # one broken batch must not spoil all later ones
+        # one broken batch must not spoil all later ones
+        now = torch.where(self.usable(torch.isfinite(now)), now, self.average)
         self.average.lerp_(now, 1.0 - self.config.probability_momentum)
         return weight, kept
 

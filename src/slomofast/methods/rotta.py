@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from slomofast.augment import Per, augment
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
-from slomofast.core.norms import measure_statistics
+from slomofast.core.norms import measuring
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, ema_update
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
 from slomofast.losses import cross_entropy
-from slomofast.memory import BalancedBank, BalancedLedger
+from slomofast.memory import BalancedBank, BalancedLedger, sent
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,11 @@ class Rotta(Adapter):
         if not count:
             return
         images = self.bank.images[:count]
-        ages = torch.tensor(ledger.ages, device=images.device, dtype=torch.float32) / self.config.capacity
-        measure_statistics(self, True)
-        with torch.no_grad():
-            target = self.teacher(images).float()
-        logits = self.student(augment(images, self.rng, per=self.config.augment_per)).float()
-        measure_statistics(self, False)
+        ages = sent(ledger.ages, images.device).float() / self.config.capacity
+        with measuring(self):
+            with torch.no_grad():
+                target = self.teacher(images).float()
+            logits = self.student(augment(images, self.rng, per=self.config.augment_per)).float()
         # exp(-age) / (1 + exp(-age)): at most one half, and the mean is over items, not over weights
         loss = (torch.sigmoid(-ages) * cross_entropy(logits, target)).mean()
         self.update(loss)

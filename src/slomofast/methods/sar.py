@@ -85,14 +85,16 @@ class Sar(Adapter):
         reliable = self.usable(uncertainty.detach() < self.reliable_below)
         uphill = torch.autograd.grad(masked_mean(uncertainty, reliable), targets, allow_unused=True)
         here = flatten(targets)
-        self._climb(uphill)
-        nearby = entropy(self.student(x).float())
-        kept = reliable & (nearby.detach() < self.reliable_below)
-        loss = masked_mean(nearby, kept)
-        gradient = torch.autograd.grad(loss, targets, allow_unused=True)
-        with torch.no_grad():
-            # copied, not subtracted: rounding must not leave a trace, nor a gradient that was not finite
-            torch._foreach_copy_(cast(list[Tensor], targets), unflatten(here, targets))
+        try:
+            self._climb(uphill)
+            nearby = entropy(self.student(x).float())
+            kept = reliable & (nearby.detach() < self.reliable_below)
+            loss = masked_mean(nearby, kept)
+            gradient = torch.autograd.grad(loss, targets, allow_unused=True)
+        finally:
+            with torch.no_grad():
+                # copied, not subtracted: rounding must not leave a trace, nor a gradient that was not finite
+                torch._foreach_copy_(cast(list[Tensor], targets), unflatten(here, targets))
         self.optimizer().step(gradient, loss, None if self.config.coast else kept.any())
         self._recover(loss.detach(), kept.any())
         self.log("loss", loss)

@@ -192,7 +192,7 @@ class SloMoFastAdapter(Adapter):
         returns = config.restore_student or config.student_pull or config.fast_anchor
         self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
-        self.register_buffer("agreement", torch.zeros((), device=self.device))
+        self.register_buffer("agreement", torch.full((), -1.0, device=self.device))  # below zero: not known yet
         relative = config.against == "usual" or (config.against == "auto" and "batch" not in norm_kinds(model))
         self.vote = Vote(
             self.classes,
@@ -233,7 +233,7 @@ class SloMoFastAdapter(Adapter):
         if self.looks_at_clean:
             self.member_logits = {"student": student.detach(), **self.member_logits}
         voters = {name: self.member_logits[name] for name in config.members}
-        self.vote.remember(voters, self.steps)
+        self.vote.remember(voters, self.steps, self.usable(torch.ones_like(sure[0])))
         output = self.vote(voters)
 
         loss = self._student_loss(student, seen, fast, slow.detach())
@@ -338,8 +338,9 @@ class SloMoFastAdapter(Adapter):
         """The mean of T1's two looks, if sure predictions agree; letters and signs mean another thing in a mirror."""
         sure = self.usable(entropy(plain) <= self.sure_below)
         same = masked_mean((plain.argmax(1) == other.argmax(1)).float(), sure)
-        self.agreement.lerp_(torch.where(sure.any(), same, self.agreement), 0.1 if self.steps else 1.0)
-        self.log("mirror_agreement", self.agreement)
+        moved = torch.where(self.agreement < 0, same, self.agreement.lerp(same, 0.1))
+        self.agreement.copy_(torch.where(sure.any(), moved, self.agreement))
+        self.log("mirror_agreement", self.agreement.clamp(min=0))
         return torch.where(mirror_holds(self.agreement), (plain + other) / 2, plain)
 
     def _view(self, x: Tensor) -> Tensor:
@@ -377,7 +378,7 @@ class SloMoFastAdapter(Adapter):
             return torch.ones_like(logits[:, 0])
         weight, kept = certainty_diversity(logits, self.average, 1 / 3)
         now = logits.softmax(1).mean(0)
-        self.average.lerp_(torch.where(torch.isfinite(now), now, self.average), 0.1)
+        self.average.lerp_(torch.where(self.usable(torch.isfinite(now)), now, self.average), 0.1)
         self.log("share_weighted", kept.float().mean())
         return weight
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor
 
 from slomofast.core.adapter import Adapter
 from slomofast.core.config import option
 from slomofast.core.optim import OptimConfig
-from slomofast.core.params import copy_network
+from slomofast.core.params import copy_network, flatten, trainable, unflatten
 from slomofast.core.registry import register
 from slomofast.core.split import Classifier
 from slomofast.losses import entropy
@@ -40,17 +41,28 @@ class Tent(Adapter):
 
     Config = TentConfig
     config: TentConfig
+    source: Tensor
 
     def build(self, model: Classifier) -> None:
         self.student = copy_network(model, train="norm")
         self.optimize("student", self.student)
+        if self.config.episodic:
+            self.register_buffer("source", flatten(trainable(self.student)).to(self.device))
 
     def adapt(self, x: Tensor) -> Tensor:
         if self.config.episodic and self.steps:
-            self.restart()
+            self._return()
         for _ in range(self.config.steps):
             logits = self.student(x)
             loss = entropy(logits.float()).mean()
             self.update(loss)
         self.log("entropy", loss)
         return logits
+
+    @torch.no_grad()
+    def _return(self) -> None:
+        """Source weights and an optimiser that remembers nothing."""
+        moved = trainable(self.student)
+        if moved:
+            torch._foreach_copy_(cast(list[Tensor], moved), unflatten(self.source, moved))
+        self.optimizer().forget()
