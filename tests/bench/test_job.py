@@ -7,7 +7,9 @@ import pytest
 
 from slomofast.bench import Job, resolve
 from slomofast.bench.job import canonical, digest, plain
+from slomofast.bench.parts import source_data
 from slomofast.core.errors import ConfigError, ModelError, SlomofastError
+from slomofast.data import open_data
 from slomofast.models import load_source, save_weights
 
 
@@ -152,3 +154,20 @@ def test_source_data_counts_where_options_may_ask_for_it(tiny: Job) -> None:
     warm = dataclasses.replace(tiny, method="vida", options={"warmup_steps": 2})
     ids = {resolve(dataclasses.replace(warm, source=source)).id for source in (None, "glyphs")}
     assert len(ids) == 2
+
+
+def test_letters_as_source_are_the_training_letters(tiny: Job) -> None:
+    named = source_data(dataclasses.replace(tiny, data="glyphs", source="glyphs"))
+    usual = source_data(dataclasses.replace(tiny, data="glyphs", source=None))
+    assert named is not None and usual is not None
+    assert named.fingerprint == usual.fingerprint
+    assert named.clean_fingerprint != open_data("glyphs").clean_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"clases": 10}, "'clases'.*'classes'"), ({"mean": [0.5, 0.5, 0.5], "std": 1}, "std needs one value per channel")],
+)
+def test_options_of_a_network_are_checked(tiny: Job, options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(dataclasses.replace(tiny, model="wrn_10_1", model_options=options))

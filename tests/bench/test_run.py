@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import re
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +20,7 @@ from slomofast.bench.outcome import out_of_memory
 from slomofast.bench.parts import job_data, job_model, pick_device, restricted
 from slomofast.bench.run import attempt
 from slomofast.bench.trace import Diagnostics, member_errors
-from slomofast.core.errors import ConfigError
+from slomofast.core.errors import ConfigError, DataError
 from slomofast.core.registry import describe
 from slomofast.metrics import Curve
 from slomofast.streams import Stream
@@ -151,7 +156,7 @@ def test_source_knowledge_is_fitted_once_and_survives_a_reset(tiny: Job, tmp_pat
     job = dataclasses.replace(tiny, method="eata", setting="episodic")
     monkeypatch.setattr("slomofast.bench.parts.SOURCE_GLYPHS", 40)
     fitted = run_job(job, tmp_path, device="cpu")
-    assert fitted["warnings"] == []  # glyphs have training images of their own
+    assert not any("--source" in note for note in fitted["warnings"])  # glyphs have training images of their own
     Store(tmp_path).discard(fitted["id"])
     monkeypatch.setattr("slomofast.bench.source.clean_batches", None)  # fitting again would fail
     again = run_job(job, tmp_path, device="cpu")
@@ -167,7 +172,8 @@ def test_source_images_of_the_stream_itself_are_confessed(tiny: Job, tmp_path) -
     job = dataclasses.replace(tiny, method="eata", data=f"pack:{path}")
     job = dataclasses.replace(job, data_options={"domains": "gaussian_noise,fog"})
     record = run_job(job, tmp_path / "runs", device="cpu")
-    assert "name training images with --source" in record["warnings"][0]
+    assert any("name training images with --source" in note for note in record["warnings"])
+    assert any("wrn_10_1 has random weights" in note for note in record["warnings"])
     named = dataclasses.replace(job, source="glyphs")
     assert resolve(named).id != resolve(job).id
 
@@ -274,3 +280,31 @@ def test_the_yardstick_is_laid_on_again_during_the_stream(tiny: Job) -> None:
         yardstick.update(position)
     assert len(yardstick.times) == before + 2
     assert min(yardstick.times) <= yardstick.seconds <= max(yardstick.times)
+
+
+def test_damage_that_the_index_does_not_see_is_made_good(tiny: Job, tmp_path) -> None:
+    """A changed digit leaves size and time as they were: the record is set aside, named, and made again."""
+    first = run_job(tiny, tmp_path, device="cpu")
+    path = Store(tmp_path).record_path(first["id"])
+    stat, raw = path.stat(), path.read_bytes()
+    path.write_bytes(raw.replace(b'"skipped_steps": 0', b'"skipped_steps": 7'))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size and path.read_bytes() != raw
+    with pytest.warns(UserWarning, match=f"set aside as .*{path.name}.damaged-1"):
+        again = run_job(tiny, tmp_path, device="cpu")
+    assert comparable(again) == comparable(first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run_job(tiny, tmp_path, device="cpu")["started"] == again["started"]
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(tiny: Job, tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    done = run_job(tiny, tmp_path, device="cpu")
+    monkeypatch.setattr(run_module, "execute", lambda *_: pytest.fail("the work began"))
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(DataError, match=re.escape(str(tmp_path)) + ".*Permission denied.*make it writable"):
+        run_job(dataclasses.replace(tiny, seed=1), tmp_path, device="cpu")
+    assert run_job(tiny, tmp_path, device="cpu")["id"] == done["id"]  # what is there can still be read

@@ -327,3 +327,26 @@ def kill_ray_worker() -> int:
                 os.kill(int(entry), signal.SIGKILL)
                 return int(entry)
     return 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[grid]]\nmethods = [{ name = "tent", lr = "fast" }]', r"grid 1: lr must be float, got 'fast'"),
+        ('[[grid]]\nmethods = [{ name = "bn", nope = 1 }]', r"grid 1: .*'nope'"),
+        ('[[grid]]\nmethods = ["bn"]\nsettings = [{ name = "cyclic", cycels = 2 }]', r"grid 1: .*'cycels'.*'cycles'"),
+        ('[[grid]]\nmethods = ["bn"]\nseeds = []', "seeds is an empty list"),
+        ('[[grid]]\nmethods = ["bn"]\nimages_per_domain = "many"', "images_per_domain must be a whole number"),
+        ('[grid]\nmethods = ["bn"]', "double brackets"),
+        ('[data.x]\nmodel = "wrn_10_1"\n[[grid]]\nmethods = ["bn"]', r"\[data.x\] has no spec"),
+        ('plugins = ["no_such_package"]\n[[grid]]\nmethods = ["bn"]', r"plugin 'no_such_package' cannot be imported"),
+    ],
+)
+def test_mistakes_in_a_file_are_named_before_anything_runs(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_sweep(text, "mine.toml")
+
+
+def test_all_metrics_have_a_short_name() -> None:
+    (job,) = parse_sweep('[[grid]]\nmethods = ["bn"]\nmetrics = "all"', "mine.toml").jobs
+    assert {"error", "adaptation", "forgetting", "recovery", "calibration", "cost"} == set(job.metrics)

@@ -27,7 +27,7 @@ def test_unknown_names_get_the_nearest() -> None:
     ("options", "message"),
     [
         ({"lr": -1.0}, "lr must be at least 0, got -1"),
-        ({"lr": float("nan")}, "lr must be a number"),
+        ({"lr": float("nan")}, "lr must be a finite number"),
         ({"queue_size": 0}, "queue_size must be at least 1"),
         ({"queue_size": 2.5}, "queue_size must be int, got 2.5"),
         ({"queue_size": True}, "queue_size must be int"),
@@ -296,3 +296,36 @@ def test_describe_tells_the_facts() -> None:
     names = {item["name"] for item in info.options}
     assert {"consistency", "members", "select", "queue_size", "fast_momentum", "restore", "lr"} <= names
     assert "paper" in info.presets
+
+
+def test_figures_are_those_of_their_step() -> None:
+    adapter = sf.adapt(tiny_net(), "sar", reset_below=0.0)
+    kept = []
+    for x in batches(4):
+        adapter(x)
+        kept.append(adapter.logged["running_loss"])
+    assert len({float(value) for value in kept}) > 1  # a buffer that moved on would say the same four times
+    adapter = sf.adapt(tiny_net(), "rotta", update_every=100)
+    adapter(batches(1)[0])
+    adapter.logged["loss"] = torch.tensor(1.0)
+    adapter(batches(1)[0])
+    assert "loss" not in adapter.logged  # nothing was learned in this step
+
+
+@pytest.mark.parametrize("seed", [2**70, -(2**64)])
+def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
+    with pytest.raises(sf.ConfigError, match="seed must be smaller"):
+        sf.adapt(tiny_net(), "tent", seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.rand(4, 3, 12, 12),), r"pairs \(images, labels\)"),
+        ((torch.rand(4, 3, 12, 12), [0, 1, 2, 3]), r"got \['Tensor', 'list'\]"),
+        ((torch.rand(4, 3, 12, 12), torch.arange(3)), "4 images and 3 labels"),
+    ],
+)
+def test_source_batches_of_another_form_are_refused(batch: tuple, message: str) -> None:
+    with pytest.raises(sf.InputError, match=message):
+        sf.adapt(tiny_net(), "santa").fit_source([batch])

@@ -62,3 +62,40 @@ def test_other_format_and_other_files_are_refused(saved: Path) -> None:
 def test_save_before_the_first_batch_says_why(tmp_path: Path) -> None:
     with pytest.raises(sf.ConfigError, match="first batch"):
         sf.adapt(tiny_net(), "tent").save(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("content", [b"title = 1", b"hello", b"\x80\x02}q\x00."])
+def test_bytes_that_are_no_checkpoint_are_refused_in_words(saved: Path, content: bytes) -> None:
+    saved.write_bytes(content)
+    with pytest.raises(sf.CheckpointError, match=r"a\.pt"):
+        sf.load(saved, tiny_net())
+
+
+@pytest.mark.parametrize("part", ["initial", "config", "runtime", "method"])
+def test_every_part_of_the_file_is_checked(tmp_path: Path, part: str) -> None:
+    adapter = sf.adapt(tiny_net(), "rmt")
+    labels = torch.arange(20) % 4
+    adapter.fit_source([(x, labels) for x in batches(2, size=20)])
+    adapter(batches(1)[0])
+    adapter.save(tmp_path / "a.pt")
+    content = torch.load(tmp_path / "a.pt", weights_only=True)
+    if part == "initial":
+        next(v for v in content["initial"].values() if isinstance(v, torch.Tensor) and v.is_floating_point()).add_(1)
+    elif part == "method":
+        content["method"] = "tent"
+    else:
+        content[part]["seed" if part == "runtime" else "lr"] = 7
+    torch.save(content, tmp_path / "b.pt")
+    with pytest.raises(sf.CheckpointError, match="does not match its digest"):
+        sf.load(tmp_path / "b.pt", tiny_net())
+    del content["whole"]  # files of before have none
+    torch.save(content, tmp_path / "c.pt")
+    if part != "method":
+        sf.load(tmp_path / "c.pt", tiny_net())
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    adapter = sf.adapt(tiny_net(), "tent")
+    adapter(batches(1)[0])
+    with pytest.raises(sf.CheckpointError, match=r"no folder .*nowhere.* make it first"):
+        adapter.save(tmp_path / "nowhere" / "a.pt")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +77,6 @@ def read_checkpoint(path: Path, job: str, device: torch.device) -> Checkpoint | 
             payload["seconds"],
             payload["interruptions"],
         )
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError, TypeError, pickle.UnpicklingError):
+    except Exception:  # reading damaged bytes may raise anything
         path.unlink(missing_ok=True)
         return None

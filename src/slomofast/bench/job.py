@@ -59,6 +59,10 @@ class Job:
         for name in as_tuple:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(map(str, value)))
+        for name in ("seed", "batch_size", "images_per_domain"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ConfigError(f"{name} must be a whole number, got {value!r}")
         object.__setattr__(self, "severity", float(self.severity))
         if self.batch_size < 1:
             raise ConfigError(f"batch_size is {self.batch_size}; it must be at least 1")
@@ -70,6 +74,8 @@ class Job:
             raise ConfigError(f"severity is {self.severity:g}; it lies between 0 and 5")
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
+        if self.metrics == ("all",):
+            object.__setattr__(self, "metrics", METRICS)
         for metric in self.metrics:
             if metric not in METRICS:
                 raise unknown_name("metric", metric, METRICS)

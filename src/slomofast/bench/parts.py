@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from slomofast.bench.job import Job, Resolved, canonical, digest, plain
 from slomofast.core.adapter import Adapter
-from slomofast.core.errors import ConfigError, ModelError
+from slomofast.core.errors import ConfigError, ModelError, unknown_name
 from slomofast.core.registry import describe
 from slomofast.core.split import input_device, last_linear
 from slomofast.data import list_data, open_data
 from slomofast.data.catalog import DataSet
-from slomofast.models import load_source, model_fingerprint
+from slomofast.models import describe_model, load_source, model_fingerprint
+from slomofast.models.external import EXTERNAL_PREFIXES
 from slomofast.streams import Setting, Stream, make_setting
 
+MODEL_OPTIONS = ("classes", "mean", "std")
 SOURCE_GLYPHS = 2000  # training letters that methods with needs_source get to see
 
 
@@ -61,7 +63,7 @@ def resolve(job: Job) -> Resolved:
     if job.graphs:
         identity["graphs"] = True  # named only where it is used, so that older ids stay
     if job.source is not None and _may_need_source(job.method):
-        identity["source"] = open_data(job.source).fingerprint
+        identity["source"] = cast(DataSet, source_data(job)).fingerprint
     fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"]}
     return Resolved(job, digest(identity), options, plain(setting), data, model, fingerprints)
 
@@ -88,6 +90,14 @@ def job_stream(resolved: Resolved, data: DataSet, **facts: Any) -> Stream:
     )
 
 
+def check_options(job: Job) -> None:
+    """Refuse options that the method or the setting does not have or accept, without looking at data or network."""
+    options = dict(job.options)
+    preset = options.pop("preset", None)
+    describe(job.method).adapter.Config.build(options, preset)
+    job_setting(job)
+
+
 def job_setting(job: Job) -> Setting:
     """The setting a job names, with its options."""
     return make_setting(job.setting, **job.setting_options)
@@ -105,11 +115,11 @@ def job_data(job: Job, device: torch.device | None = None) -> DataSet:
 
 def source_data(job: Job, device: torch.device | None = None) -> DataSet | None:
     """The data set whose clean images stand for the source; None where only the stream's own could."""
-    if job.source is not None:
+    if job.source not in (None, "glyphs"):
         return job_data(dataclasses.replace(job, data=job.source, data_options={}), device)
-    if job.data == "glyphs":
+    if "glyphs" in (job.source, job.data):
         options = {"split": "train", "size": SOURCE_GLYPHS}
-        return job_data(dataclasses.replace(job, data_options=options), device)
+        return job_data(dataclasses.replace(job, data="glyphs", data_options=options), device)
     return None
 
 
@@ -118,6 +128,9 @@ def job_model(job: Job, device: torch.device | None = None) -> nn.Module:
 
     A network without weights starts from the same random numbers every time.
     """
+    for name in job.model_options:
+        if name not in MODEL_OPTIONS:
+            raise unknown_name("option of a network", name, MODEL_OPTIONS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = load_source(job.model, job.weights or None, **job.model_options)
@@ -125,6 +138,12 @@ def job_model(job: Job, device: torch.device | None = None) -> nn.Module:
     if job.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def untrained(job: Job) -> bool:
+    """Whether a job's network starts from random numbers: no weights were named, and none come with it."""
+    external = job.model.startswith(EXTERNAL_PREFIXES)
+    return not job.weights and not external and describe_model(job.model).weights is None
 
 
 @torch.no_grad()

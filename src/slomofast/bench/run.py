@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from slomofast.bench.parts import (
     probe_images,
     resolve,
     restricted,
+    untrained,
 )
 from slomofast.bench.source import fit_source, requirements
 from slomofast.bench.store import FORMAT, Record, Store
@@ -89,15 +91,26 @@ def run_job(
     """The record of a job: read from the store if it is there, otherwise run now and stored.
 
     An interrupted job continues from its last checkpoint; on the CPU the result is the same to the last bit as
-    without the interruption. Errors are raised, not recorded (a sweep records them: see `attempt`).
+    without the interruption. A damaged record is set aside with a warning and made again. Errors are raised, not
+    recorded (a sweep records them: see `attempt`); a folder that cannot be written to is one, before the work.
     """
     store = store if isinstance(store, Store) else Store(store)
     resolved = resolve(job)
-    row = store.row(resolved.id)
-    if row is not None and row.status == "done":
-        return store.get(resolved.id)
+    before = len(store.damaged)
+    record = finished_record(store, resolved.id)
+    for file in store.damaged[before:]:
+        warnings.warn(f"a damaged record was set aside as {file}; its job runs again", stacklevel=2)
+    if record is not None:
+        return record
+    store.check_writable()
     options = RunOptions(device=device, checkpoint_every=checkpoint_every)
     return keep(execute(resolved, store, options, on_progress, on_step), store)
+
+
+def finished_record(store: Store, id: str) -> Record | None:
+    """The whole record of a job that has run to its end, or None; a damaged one is set aside."""
+    row = store.row(id)
+    return store.find(id) if row is not None and row.status == "done" else None
 
 
 def attempt(
@@ -168,6 +181,12 @@ class _Run:
         cache = store.folder("cache")
         data = job_data(job, self.device)
         model = job_model(job, self.device)
+        if untrained(job):
+            warnings.warn(
+                f"the network {job.model} has random weights, so that its errors mean nothing; name trained ones with "
+                "--weights",
+                stacklevel=2,
+            )
         if data.class_mask is not None and (part := restricted(model, data.class_mask, probe_images(data, 0))):
             model, data.class_mask = part, None
         facts = requirements(resolved, data, model, cache, job_setting(job).requirements())

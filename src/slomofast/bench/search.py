@@ -23,6 +23,7 @@ from slomofast.bench.evaluate import evaluate
 from slomofast.bench.source import clean_batches
 from slomofast.bench.trace import member_sums
 from slomofast.core.errors import ConfigError
+from slomofast.core.registry import describe
 from slomofast.corruptions import EXTRA
 from slomofast.data.catalog import DataSet
 from slomofast.streams import Stream, make_setting
@@ -81,6 +82,8 @@ def search(
 ) -> list[Candidate]:
     """Run every candidate over the validation stream; `done` hears of each as it ends. Best first.
 
+    Options that the method refuses are found before the first candidate runs.
+
     `cycles` belongs to the setting `cyclic`. `in_turn`: severities follow one another in one long stream instead of
     meeting a fresh adapter each; the mild ones at its end show what the method has lost on the way. `source`: training
     images, for methods that need them.
@@ -88,6 +91,8 @@ def search(
     tested = set(data.domains) - set(EXTRA)
     if tested:
         raise ConfigError(f"the search must not see test corruptions; open the data with domains={list(EXTRA)}")
+    for options in candidates:
+        describe(method).adapter.Config.build(options, preset)
     results = []
     for options in candidates:
         candidate = Candidate(dict(options))
@@ -127,6 +132,23 @@ def search(
         results.append(candidate)
         done(candidate)
     return sorted(results, key=lambda found: found.mean)
+
+
+def check_table(path: Path) -> bool:
+    """Whether the folder of a CSV file had to be made; an error where the file could not be written later."""
+    folder = path.parent
+    missing = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {path}: the folder {folder} cannot be made ({error.strerror}); name another file"
+        ) from error
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; name a file in it, such as {path / 'search.csv'}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"--out {path} cannot be written; name another file, or change the rights to this one")
+    return missing
 
 
 def write_table(path: Path, method: str, candidates: Sequence[Candidate], facts: Mapping[str, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ from slomofast.bench.job import Resolved, digest
 from slomofast.bench.parts import source_data
 from slomofast.bench.store import write_atomically
 from slomofast.core.errors import ConfigError, DataError
+from slomofast.core.fingerprint import fingerprint
 from slomofast.data.catalog import DataSet
 from slomofast.streams import measure_source_errors
 from slomofast.streams.ccc import LazyMatrices
@@ -49,6 +49,7 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
     source = source_data(job, adapter.device)
     if source is None:
         source = data
+    if source is data or getattr(source, "clean_fingerprint", source) == getattr(data, "clean_fingerprint", data):
         warnings.warn(
             f"{job.method} took its source knowledge from the clean versions of the stream's own images; name training "
             "images with --source for a fair comparison",
@@ -64,14 +65,18 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
     path = cache / f"fit-{job.method}-{digest(identity)}.pt"
     if path.exists():
         try:
-            adapter.load_state_dict(torch.load(path, map_location=adapter.device, weights_only=True))
+            kept = torch.load(path, map_location=adapter.device, weights_only=True)
+            if kept["digest"] != fingerprint(kept["state"]):
+                raise ValueError("the state does not match its digest")
+            adapter.load_state_dict(kept["state"])
             adapter.start_here()  # a reset must come back to the fitted state
             return
-        except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError):
-            path.unlink(missing_ok=True)  # cut short or of another version: fit again
+        except Exception:  # cut short, damaged or of another version, which may raise anything: fit again
+            path.unlink(missing_ok=True)
     adapter.fit_source(clean_batches(source, job.batch_size, job.method))
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # other workers may be fitting the same
-    torch.save(adapter.state_dict(), part)
+    state = adapter.state_dict()
+    torch.save({"state": state, "digest": fingerprint(state)}, part)
     part.replace(path)
 
 

@@ -2,18 +2,21 @@
 
 A record is written to a temporary file beside its place, flushed to the disk and moved there in one step, so a
 power cut leaves either no record or a whole one. The last line carries a checksum of everything above it; a file
-whose checksum is wrong is set aside (`<id>.json.damaged-1`) and counts as missing.
+whose checksum is wrong is set aside (`<id>.json.damaged-1`) and counts as missing. Files that are not named like a
+record are somebody else's: they are neither listed nor touched.
 
 Opening a large store is cheap because `.index.jsonl` keeps, for every file, its size and time of change together
 with the small parts of the record; only files that are new or changed since are read again. The index is a cache:
-deleting it costs time, never data.
+deleting it costs time, never data, and a folder where it cannot be written is only slower to open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +28,8 @@ from slomofast.core.errors import DataError
 FORMAT = 1
 Record = dict[str, Any]
 
+# What `job.digest` and `job.unresolved_id` make; a `package.json` in the same folder is not ours to judge.
+_ID = re.compile(r"(open-)?[0-9a-f]{16}")
 _CHECKSUM = b',\n"checksum": "'
 _TAIL = len(_CHECKSUM) + 64 + len(b'"}\n')
 _LONG = (b'"curve":', b'"diagnostics":', b'"prototypes":')
@@ -139,8 +144,9 @@ class Store:
 
     >>> import tempfile
     >>> store = Store(tempfile.mkdtemp())
-    >>> _ = store.put({"format": 1, "id": "a1", "status": "done"})
-    >>> "a1" in store, store.get("a1")["status"], len(store)
+    >>> id = "0123456789abcdef"
+    >>> _ = store.put({"format": 1, "id": id, "status": "done"})
+    >>> id in store, store.get(id)["status"], len(store)
     (True, 'done', 1)
     """
 
@@ -162,9 +168,11 @@ class Store:
         return len(self.rows())
 
     def __iter__(self) -> Iterator[Record]:
-        """Every whole record, in the order of ids."""
+        """Every whole record, in the order of ids; damaged ones are set aside and left out."""
         for id in sorted(self.rows()):
-            yield self.get(id)
+            record = self.find(id)
+            if record is not None:
+                yield record
 
     def get(self, id: str) -> Record:
         """The whole record of a job; `DataError` if there is none, `DamagedRecord` if it cannot be trusted."""
@@ -174,6 +182,16 @@ class Store:
         except FileNotFoundError:
             raise DataError(f"no record {id!r} in {self.path}") from None
 
+    def find(self, id: str) -> Record | None:
+        """The whole record of a job, or None; a damaged one is set aside, even where the index took it for sound."""
+        try:
+            return self.get(id)
+        except DamagedRecord:
+            self._drop(id)
+        except DataError:
+            pass  # there is none
+        return None
+
     def rows(self) -> dict[str, Row]:
         """The small parts of every whole record, by id; reads only what changed since the index was written."""
         known = self._known()
@@ -181,9 +199,10 @@ class Store:
         fresh: list[Row] = []
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if not entry.name.endswith(".json") or entry.name.startswith("."):
+                id, ending = os.path.splitext(entry.name)
+                if ending != ".json" or not _ID.fullmatch(id):
                     continue
-                id, stat = entry.name[: -len(".json")], entry.stat()
+                stat = entry.stat()
                 row = known.get(id)
                 if row is None or (row.size, row.changed_ns) != (stat.st_size, stat.st_mtime_ns):
                     row = self._read_row(id)
@@ -220,6 +239,8 @@ class Store:
     def put(self, record: Mapping[str, Any]) -> Path:
         """Write a record and say where it is. A finished record of the same id is kept: records are written once."""
         id = record["id"]
+        if not _ID.fullmatch(id):
+            raise DataError(f"{id!r} is not the id of a record: 16 of the digits 0-9 and a-f, perhaps after 'open-'")
         path = self.record_path(id)
         existing = self.row(id)
         if existing is not None and existing.status == "done":
@@ -243,6 +264,20 @@ class Store:
         os.replace(path, target)
         self.damaged.append(target)
         return target
+
+    def check_writable(self) -> None:
+        """Raise `DataError` unless files can be made here: better now than after hours of work."""
+        probe = self.path / f".{uuid.uuid4().hex[:8]}.tmp"
+        try:
+            probe.write_bytes(b"slomofast")
+        except OSError as error:
+            raise DataError(
+                f"cannot write to the folder of records {self.path} ({error.strerror or error}); "
+                "make it writable, free some space, or name another place"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
 
     # places
 
@@ -268,7 +303,7 @@ class Store:
             self._rows = {}
             try:
                 lines = self.index_path.read_bytes().splitlines()
-            except FileNotFoundError:
+            except OSError:
                 lines = []
             for line in lines:
                 try:
@@ -278,7 +313,15 @@ class Store:
                 self._rows[row.id] = row
         return self._rows
 
+    def _drop(self, id: str) -> None:
+        """Set a damaged record aside and forget it; one that cannot be renamed counts as missing all the same."""
+        self._known().pop(id, None)
+        with contextlib.suppress(OSError):
+            self.set_aside(id)
+
     def _read_row(self, id: str) -> Row | None:
+        if not _ID.fullmatch(id):
+            return None
         path = self.record_path(id)
         try:
             stat = path.stat()
@@ -288,19 +331,20 @@ class Store:
         except FileNotFoundError:
             return None
         except DamagedRecord:
-            self.set_aside(id)
+            self._drop(id)
             return None
         return _row(record, stat)
 
     def _append_index(self, rows: list[Row]) -> None:
         text = "".join(json.dumps(row.__dict__) + "\n" for row in rows).encode()
         # One write to a file opened for appending does not mix with those of other processes.
-        with open(self.index_path, "ab", buffering=0) as file:
+        with contextlib.suppress(OSError), open(self.index_path, "ab", buffering=0) as file:
             file.write(text)
 
     def _rewrite_index(self, rows: Mapping[str, Row]) -> None:
         text = "".join(json.dumps(row.__dict__) + "\n" for row in rows.values()).encode()
-        write_atomically(self.index_path, text)
+        with contextlib.suppress(OSError):
+            write_atomically(self.index_path, text)
 
 
 def comparable(record: Mapping[str, Any]) -> Record:

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import string
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 from slomofast.bench.executors import InProcess, Listener, Silent
 from slomofast.bench.job import Job, Resolved, unresolved_id
 from slomofast.bench.outcome import failure, reason_for
-from slomofast.bench.parts import resolve
+from slomofast.bench.parts import check_options, resolve
 from slomofast.bench.run import RunOptions
 from slomofast.bench.store import Record, Store
 from slomofast.core.errors import ConfigError, unknown_name
@@ -101,7 +102,7 @@ def parse_sweep(
     _known(f"entry of {name}", content, _TOP)
     plugins = tuple(content.get("plugins", ()))
     for module in plugins:
-        importlib.import_module(module)
+        _import(module, name)
     places = {**content.get("paths", {}), **(paths or {})}
     for given in paths or {}:
         if given not in content.get("paths", {}):
@@ -111,9 +112,12 @@ def parse_sweep(
     data_tables = content.get("data", {})
     for table in data_tables.values():
         _known(f"data entry of {name}", table, _SHARED | {"spec"})
+    for place, table in data_tables.items():
+        if "spec" not in table:
+            raise ConfigError(f'{name}: [data.{place}] has no spec; add one, for example spec = "pack:images.npz"')
     grids = content.get("grid", [])
-    if not grids:
-        raise ConfigError(f"{name} has no [[grid]]; add one with methods and settings")
+    if not grids or not isinstance(grids, list):
+        raise ConfigError(f"{name} has no [[grid]] (in double brackets); add one with methods and settings")
     jobs: dict[str, Job] = {}
     missing: dict[str, None] = {}
     for number, grid in enumerate(grids, 1):
@@ -135,6 +139,9 @@ def _expand(
     axes = {key: _as_list(grid.get(key, default)) for key, default in _AXES.items()}
     if not axes["methods"]:
         raise ConfigError(f'{where} names no methods; add methods = ["source", "slomo_fast"]')
+    for axis in ("settings", "data", "seeds"):
+        if not axes[axis]:
+            raise ConfigError(f"{where}: {axis} is an empty list, so that nothing would run; leave it out or fill it")
     methods = _named(axes["methods"], "method", list_methods(), missing)
     settings = _named(axes["settings"], "setting", list_settings(True), None)
     common = {k: v for k, v in grid.items() if k in _SHARED}
@@ -144,7 +151,7 @@ def _expand(
         table = dict(tables.get(data, {"spec": data}))
         fields: dict[str, Any] = {"data": table.pop("spec", data), **common, **table}
         fields = {k: _fill(v, places, where) for k, v in fields.items()}
-        yield Job(
+        job = Job(
             method=method,
             options=options,
             setting=setting,
@@ -152,9 +159,27 @@ def _expand(
             seed=seed,
             **fields,
         )
+        try:
+            check_options(job)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        yield job
 
 
 _AXES: dict[str, Any] = {"methods": (), "settings": ("continual",), "data": ("glyphs",), "seeds": (0,)}
+
+
+def _import(module: str, name: str) -> None:
+    """Import a plugin of a sweep file; one that lies in the folder one stands in is found, too."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a user's module may fail in any way
+        raise ConfigError(
+            f"{name}: plugin {module!r} cannot be imported ({type(error).__name__}: {error}); install it, or start "
+            "where its file lies"
+        ) from error
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -267,6 +292,7 @@ def run_sweep(
     retry_failed: bool = False,
 ) -> Summary:
     """Run what is missing and say how it went; nothing a job does ends the sweep."""
+    store.check_writable()
     plan = plan or make_plan(sweep, store, retry_failed)
     listener = listener or Silent()
     summary = Summary(skipped=len(plan.done))

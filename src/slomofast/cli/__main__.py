@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 import slomofast.cli as commands
-from slomofast.cli._shared import errors
+from slomofast.cli._shared import show_error
 from slomofast.core.errors import SlomofastError
 
 app = typer.Typer(
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _say(message: str) -> NoReturn:
-    errors.print("[bold red]error:[/]", message, markup=True, highlight=False, soft_wrap=True)
+    show_error(message)
     sys.exit(2)
 
 

@@ -9,15 +9,20 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 console = Console()
 errors = Console(stderr=True)
 
 
+def show_error(message: str) -> None:
+    """Print one line that begins in red; the message comes out as it is, square brackets and all."""
+    errors.print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
+
+
 def fail(message: str) -> NoReturn:
     """Print one red line and leave with exit code 2."""
-    errors.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    show_error(message)
     raise typer.Exit(2)
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from slomofast.report.comparison import Line
 
 
+FEWEST = 4  # pairs: of fewer, the bounds of a 95 % bootstrap are just the smallest and the largest difference
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     app.command("compare")(compare)
@@ -28,7 +31,8 @@ def compare(
     """Compare two methods in every experiment both went through, or two records domain by domain.
 
     The difference is first minus second in points of error, so below zero the first is better. Its 95 % interval is
-    a bootstrap over pairs of the same seed and domain; an interval that contains 0 decides nothing.
+    a bootstrap over pairs of the same seed and domain; an interval that contains 0 decides nothing. None is
+    shown where it cannot be estimated: fewer than four pairs, or all of one difference.
     """
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
@@ -44,8 +48,10 @@ def compare(
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),  # 80 columns are enough for the widest figures
     )
-    table.add_column(found.head, min_width=20)
+    table.add_column(found.head, min_width=16)
     for head in ("first", "second", "difference, 95 %"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("first is", no_wrap=True)
@@ -66,8 +72,9 @@ def _cells(line: Line) -> list[str | Text]:
         gap = f"{line.first - line.second:+.2f}" if line.first is not None and line.second is not None else "–"
         return [*means, gap, "", seeds]
     low, high = line.difference.low, line.difference.high
-    interval = "" if low is None or high is None else f" [{low:+.2f}, {high:+.2f}]"
-    if not line.difference.clear:
+    known = low is not None and high is not None and line.difference.pairs >= FEWEST and high - low > 1e-9
+    interval = f" [{low:+.2f}, {high:+.2f}]" if known else ""
+    if not (known and line.difference.clear):
         verdict = Text("undecided", style="dim")
     elif line.difference.mean < 0:
         verdict = Text("better", style="bold green")

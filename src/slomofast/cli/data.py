@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def list_() -> None:
     """Show every kind of data set, the layout it reads and its options."""
+    from rich.markup import escape
     from rich.table import Table
 
     from slomofast.cli._shared import console
@@ -41,9 +42,11 @@ def list_() -> None:
             here = "yes"
         elif info.name in DOWNLOADS:
             here = "data get"
-        table.add_row(info.name, info.title, info.layout, ", ".join(info.options), here)
+        table.add_row(*map(escape, (info.name, info.title, info.layout, ", ".join(info.options), here)))
     console.print(table)
-    console.print(f"Data home: {data_home()} (set SLOMOFAST_HOME to move it). A spec is name or name:path.")
+    console.print(
+        f"Data home: {escape(str(data_home()))} (set SLOMOFAST_HOME to move it). A spec is name or name:path."
+    )
 
 
 def _bar() -> Progress:
@@ -84,6 +87,8 @@ def make(
     weights: Annotated[list[Path] | None, typer.Option(help="ccc: its weights; repeat for parts.")] = None,
 ) -> None:
     """Write clean images, corrupted, in an official layout; the same command continues after an interruption."""
+    from rich.markup import escape
+
     from slomofast.cli._shared import console, fail
     from slomofast.core.errors import DataError
     from slomofast.data import CorruptedImages, open_data
@@ -108,7 +113,10 @@ def make(
             "calibrated": model is not None,
         }
         made = _make_ccc(data, out, setting, seed, model, weights)
-        console.print(f"wrote {made:,} images to {out}; use them as ccc:{out}", soft_wrap=True)
+        # Only ImageNet's thousand classes go without saying.
+        also = "" if data.classes == 1000 else f" --data-set classes={data.classes}"
+        where = escape(str(out))
+        console.print(f"wrote {made:,} images to {where}; use them as --data ccc:{where}{also}", soft_wrap=True)
         return
     with _bar() as bar:
         tasks = {d: bar.add_task(d, total=None) for d in data.domains}
@@ -117,7 +125,7 @@ def make(
             bar.update(tasks[domain], completed=done, total=total)
 
         (make_arrays if layout == "arrays" else make_folders)(data, out, progress)
-    console.print(f"wrote {len(data.domains)} corruptions of {data.size:,} images to {out}")
+    console.print(f"wrote {len(data.domains)} corruptions of {data.size:,} images to {escape(str(out))}")
 
 
 def _make_ccc(
@@ -176,6 +184,7 @@ def get(
     ] = None,
 ) -> None:
     """Download a published data set, check it and unpack it; the same command continues after an interruption."""
+    from rich.markup import escape
     from rich.progress import TaskID
 
     from slomofast.cli._shared import console
@@ -193,14 +202,15 @@ def get(
             where = download.get_ccc(level, speed, seed, shards, folder, progress)
         else:
             where = download.get(name, folder, progress, keep)
+    shown = escape(str(where))
     unchecked = name == "ccc" or any(archive.md5 is None for archive in download.ARCHIVES[name][1])
     if unchecked:
         console.print(
             f"No checksum is published for {name}: lengths, names and numbers were compared, pictures were not looked "
-            f"at. `slomofast data check {name}:{where}` decodes every one.",
+            f"at. `slomofast data check {name}:{shown}` decodes every one.",
             soft_wrap=True,
         )
-    console.print(f"{name} is in {where}; use it as {name}:{where}", soft_wrap=True)
+    console.print(f"{name} is in {shown}; use it as {name}:{shown}", soft_wrap=True)
 
 
 def check(

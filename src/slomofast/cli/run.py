@@ -59,10 +59,11 @@ def run(
     [bold]slomofast run slomo_fast --setting cyclic --images-per-domain 1000 --set lr=3e-4[/]
     """
     import torch
+    from rich.markup import escape
 
     from slomofast.bench.job import METRICS, Job
     from slomofast.bench.parts import resolve
-    from slomofast.bench.run import run_job
+    from slomofast.bench.run import finished_record, run_job
     from slomofast.bench.store import Store
     from slomofast.cli._options import error_table, pairs, short_time, split_names, values
     from slomofast.cli._shared import console
@@ -94,23 +95,29 @@ def run(
     )
     store = Store(out)
     resolved = resolve(job)
-    row = store.row(resolved.id)
-    if row is not None and row.status == "done":
-        console.print(f"already in {out}: showing the record of {row.started}", highlight=False)
-        record = store.get(resolved.id)
+    record = finished_record(store, resolved.id)
+    for file in store.damaged:
+        _say(f"[yellow]note:[/] a damaged record was set aside as {escape(str(file))}; its job runs again")
+    if record is not None:
+        _say(f"already in {escape(str(out))}: showing the record of {escape(record['started'])}")
     else:
         with _Bar(console, job.title) as bar:
             record = run_job(job, store, checkpoint_every=checkpoint_every, device=device, on_progress=bar.update)
     console.print()
-    console.print(error_table(record, title=f"{job.title} (error %, lower is better)"))
+    console.print(error_table(record, title=f"{escape(job.title)} (error %, lower is better)"))
     console.print()
     for line in _figures(record):
         console.print(line, highlight=False)
     for warning in record["warnings"]:
-        console.print(f"[yellow]note:[/] {warning}", highlight=False, soft_wrap=True)
-    console.print(
-        f"{short_time(record['seconds'])}, record: {store.record_path(resolved.id)}", highlight=False, soft_wrap=True
-    )
+        _say(f"[yellow]note:[/] {escape(warning)}")
+    _say(f"{short_time(record['seconds'])}, record: {escape(str(store.record_path(resolved.id)))}")
+
+
+def _say(line: str) -> None:
+    """One line with words of the user's in it: nothing is coloured, replaced or broken that was not asked for."""
+    from slomofast.cli._shared import console
+
+    console.print(line, emoji=False, highlight=False, soft_wrap=True)
 
 
 def default_model(data: str) -> str:
@@ -147,38 +154,46 @@ class _Bar:
 
     def update(self, progress: object) -> None:
         """Show a `Progress` message."""
+        from rich.markup import escape
+
         from slomofast.bench.run import Progress
 
         assert isinstance(progress, Progress)
         place = f"{progress.place} · cycle {progress.cycle + 1}" if progress.cycle else progress.place
         self.progress.update(
-            self.task, completed=progress.step, total=progress.steps, place=place, error=progress.error
+            self.task, completed=progress.step, total=progress.steps, place=escape(place), error=progress.error
         )
 
 
 def _figures(record: dict) -> list[str]:
-    """A line for each further family of metrics in the record."""
+    """A line for each further family of metrics in the record; a figure that does not exist is a dash."""
     lines, metrics = [], record["metrics"]
-    calibration, cost = metrics.get("calibration") or {}, metrics.get("cost") or {}
-    if calibration.get("ece") is not None:
-        lines.append(f"calibration  ECE {calibration['ece']:.1f} %, NLL {calibration['nll']:.3f}")
-    forgetting = metrics.get("forgetting") or {}
-    if forgetting.get("final") is not None:
-        lines.append(
-            f"forgetting   {forgetting['final']:.1f} points at the end, {forgetting['mean']:.1f} on average, "
-            "on images outside the stream"
-        )
-    recovery = metrics.get("recovery") or {}
-    if recovery.get("mean") is not None:
-        lines.append(f"recovery     {recovery['mean']:+.1f} points when a domain returns (negative: came back better)")
-    adaptation = metrics.get("adaptation") or {}
-    if adaptation.get("rate") is not None:
-        lines.append(f"adaptation   rate {adaptation['rate']:.4f}")
-    if cost.get("milliseconds_median") is not None:
-        lines.append(
-            f"cost         {cost['milliseconds_median']:.0f} ms a batch ({cost['forward_multiple']:.1f} plain forward "
-            f"passes), {cost['images_per_second']:.0f} images/s, {cost['trainable_percent']:.1f} % trainable"
-        )
+
+    def add(family: str, text: str, **formats: str) -> None:
+        figures = metrics.get(family) or {}
+        found = {name: figures.get(name) for name in formats}
+        if any(value is not None for value in found.values()):
+            shown = {name: "–" if value is None else format(value, formats[name]) for name, value in found.items()}
+            lines.append(f"{family:<12} {text.format(**shown)}")
+
+    add("calibration", "ECE {ece} %, NLL {nll}", ece=".1f", nll=".3f")
+    add(
+        "forgetting",
+        "{final} points at the end, {mean} on average, on images outside the stream",
+        final=".1f",
+        mean=".1f",
+    )
+    add("recovery", "{mean} points when a domain returns (negative: came back better)", mean="+.1f")
+    add("adaptation", "rate {rate}", rate=".4f")
+    add(
+        "cost",
+        "{milliseconds_median} ms a batch ({forward_multiple} plain forward passes), {images_per_second} images/s, "
+        "{trainable_percent} % trainable",
+        milliseconds_median=".0f",
+        forward_multiple=".1f",
+        images_per_second=".0f",
+        trainable_percent=".1f",
+    )
     if record.get("skipped_steps"):
         lines.append(f"[yellow]{record['skipped_steps']} steps were not finite and were not applied[/]")
     return lines

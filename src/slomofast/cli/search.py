@@ -63,9 +63,10 @@ def search_command(
     """
     import sys
 
+    from rich.markup import escape
     from rich.table import Table
 
-    from slomofast.bench.search import Candidate, combinations, search, write_table
+    from slomofast.bench.search import Candidate, check_table, combinations, search, write_table
     from slomofast.cli._options import pairs, split_names
     from slomofast.cli._shared import fail
     from slomofast.core.errors import unknown_name
@@ -93,6 +94,8 @@ def search_command(
     for line in also or []:
         texts = pairs(line.split(), "--also")
         candidates.append(config.parse({name: text.replace("+", ",") for name, text in texts.items()}))
+    if out and check_table(out):
+        console.print(f"made the folder {escape(str(out.parent))} for --out", highlight=False, soft_wrap=True)
     opened = open_data(data, domains=list(domains), device=device)
     network = load_source(model, weights or None).to(device)
     facts = {"command": "slomofast " + " ".join(sys.argv[1:]), **_machine(device)}
@@ -100,7 +103,8 @@ def search_command(
     def done(candidate: Candidate) -> None:
         shown = " ".join(f"{key}={value}" for key, value in candidate.options.items())
         console.print(
-            f"{candidate.mean:6.2f}  {shown or 'defaults'}  [dim]{candidate.best_members}[/]", highlight=False
+            f"{candidate.mean:6.2f}  {escape(shown) or 'defaults'}  [dim]{escape(candidate.best_members)}[/]",
+            highlight=False,
         )
         if out:
             write_table(out, method, [candidate], facts)
@@ -125,7 +129,7 @@ def search_command(
     table = Table("error %", "options", "best members", title=f"{method}: best first", title_justify="left", box=None)
     for candidate in found[:20]:
         shown = " ".join(f"{key}={value}" for key, value in candidate.options.items()) or "defaults"
-        table.add_row(f"{candidate.mean:.2f}", shown, candidate.best_members)
+        table.add_row(f"{candidate.mean:.2f}", escape(shown), escape(candidate.best_members))
     console.print(table)
 
 

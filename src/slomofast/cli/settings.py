@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slomofast.cli._options import picture_file
+
+if TYPE_CHECKING:
+    from slomofast.streams import Setting
 
 settings = typer.Typer(help="List the stream settings, or show one over a data set.", no_args_is_help=False)
 
@@ -53,6 +56,7 @@ def show(
     ] = None,
 ) -> None:
     """Draw a setting's timeline over a data set: which domain comes when, how long, in how many batches."""
+    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -62,6 +66,19 @@ def show(
     from slomofast.streams import Stream, describe_setting, make_setting
 
     setting = make_setting(name, **values(options or (), "--set"))
+    said = model is not None or any("calibrated" in word for word in (name, *(options or ())))
+    if "matrices" in setting.requirements() and not said:
+        setting = _uncalibrated(setting)
+        words = ["--set calibrated=true"] * (setting.name == "ccc")
+        if data != "glyphs" or not words:
+            words.append("--model NAME")
+        console.print(
+            f"drawn as a plain staircase of severities; {' '.join(words)} follows measured accuracies instead, which "
+            "takes minutes",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
     source = open_data(data)
     stream = Stream(
         setting,
@@ -88,7 +105,19 @@ def show(
 
         title = f"{setting.name} · {stream.total:,} batches of {batch_size}"
         path = save(timeline(stream.table(), stream.domains, stream.catalog.groups, title), plot)
-        console.print(f"drew {path}", highlight=False)
+        console.print(f"drew {escape(str(path))}", highlight=False)
+
+
+def _uncalibrated(setting: Setting) -> Setting:
+    """The setting with every ccc in it, itself too, on a staircase that needs no measuring."""
+    import dataclasses
+
+    from slomofast.streams import Ccc, Setting
+
+    if isinstance(setting, Ccc):
+        return dataclasses.replace(setting, calibrated=False) if setting.requirements() else setting
+    held = {field.name: getattr(setting, field.name) for field in dataclasses.fields(setting)}
+    return dataclasses.replace(setting, **{k: _uncalibrated(v) for k, v in held.items() if isinstance(v, Setting)})
 
 
 def _source_facts(
@@ -111,6 +140,7 @@ def _source_facts(
         if "source_errors" in needs:
             facts["source_errors"] = measure_source_errors(network, data, severity, images=200)
         if "matrices" in needs:
+            console.print("measuring accuracies of corruption pairs; this takes minutes", highlight=False)
             facts["matrices"] = LazyMatrices(network, data, step=1.0, images=100)
     return facts
 

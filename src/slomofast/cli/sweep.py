@@ -66,6 +66,8 @@ def sweep(
 
     [bold]slomofast sweep --preset quick[/]   [bold]slomofast sweep my.toml --workers 4[/]
     """
+    from rich.markup import escape
+
     from slomofast.bench.run import RunOptions
     from slomofast.bench.store import Store
     from slomofast.bench.sweep import load_preset, load_sweep, make_plan, preset_text
@@ -85,9 +87,10 @@ def sweep(
     store = Store(out)
     with console.status(f"looking at {len(chosen.jobs)} jobs"):
         plan = make_plan(chosen, store, retry_failed)
-    console.print(f"[bold]{chosen.title}[/]  {chosen.about}", highlight=False)
+    console.print(f"[bold]{escape(chosen.title)}[/]  {escape(chosen.about)}", highlight=False)
     if chosen.missing:
-        console.print(f"[yellow]not installed here, left out:[/] {', '.join(chosen.missing)}", highlight=False)
+        missing = escape(", ".join(chosen.missing))
+        console.print(f"[yellow]not installed here, left out:[/] {missing}", highlight=False)
     if dry_run:
         _show_plan(plan, store, options, count)
         return
@@ -142,6 +145,8 @@ def _run(sweep: Sweep, store: Store, executor: Executor, options: RunOptions, pl
 
 
 def _show_plan(plan: Plan, store: Store, options: RunOptions, workers: int) -> None:
+    from rich.markup import escape
+
     from slomofast.bench.estimate import Estimator
     from slomofast.bench.parts import pick_device
     from slomofast.cli._dashboard import plan_table
@@ -160,7 +165,7 @@ def _show_plan(plan: Plan, store: Store, options: RunOptions, workers: int) -> N
         highlight=False,
     )
     for reason, number in _reasons([reason for _, reason in plan.broken]):
-        console.print(f"[red]cannot start[/] ({number}): {reason}", highlight=False, soft_wrap=True)
+        console.print(f"[red]cannot start[/] ({number}): {escape(reason)}", highlight=False, soft_wrap=True)
 
 
 def _show_summary(summary: Summary, store: Store, plan: Plan) -> None:
@@ -169,12 +174,13 @@ def _show_summary(summary: Summary, store: Store, plan: Plan) -> None:
     from slomofast.cli._shared import console
 
     console.print(
-        f"{summary.ran} run, {summary.skipped} there already, {len(summary.failed)} failed; records in {store.path}",
+        f"{summary.ran} run, {summary.skipped} there already, {len(summary.failed)} failed; "
+        f"records in {escape(str(store.path))}",
         highlight=False,
         soft_wrap=True,
     )
     for file in summary.damaged:
-        console.print(f"[yellow]damaged record set aside:[/] {file.name}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]damaged record set aside:[/] {escape(file.name)}", highlight=False, soft_wrap=True)
     for reason, number in _reasons([reason for _, _, reason in summary.failed]):
         console.print(f"[red]failed[/] ({number}): {escape(reason)}", highlight=False, soft_wrap=True)
     if plan.failed_before:

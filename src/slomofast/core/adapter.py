@@ -58,6 +58,8 @@ class Runtime:
             raise unknown_name("check_input", self.check_input, INPUT_CHECKS)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ConfigError(f"seed must be an int, got {self.seed!r}")
+        if not abs(self.seed) < 2**62:
+            raise ConfigError(f"seed must be smaller than 2^62, got {self.seed}")
 
 
 class Ensemble(nn.Module):
@@ -156,6 +158,7 @@ class Adapter(nn.Module):
                     f"method {self.method!r} needs source data once: call adapter.fit_source(loader) with an iterable "
                     "of (images, labels) before the first batch"
                 )
+            self.logged = {}
             for recorder in self._recorders():
                 recorder.new_step()
             with torch.enable_grad(), self._autocast():
@@ -207,10 +210,10 @@ class Adapter(nn.Module):
                 first = next(batches)
             except StopIteration:
                 raise ConfigError("the source loader is empty; give at least one batch of (images, labels)") from None
-            self._build_once(self._accepted(first[0]))
+            self._build_once(self._accepted(_pair(first)[0]))
 
             def all_batches() -> Iterable[tuple[Tensor, Tensor]]:
-                for images, labels in itertools.chain([first], batches):
+                for images, labels in map(_pair, itertools.chain([first], batches)):
                     yield self._accepted(images), labels.to(self.device)
 
             with torch.enable_grad(), self._autocast():
@@ -262,7 +265,7 @@ class Adapter(nn.Module):
         if not chosen:
             warnings.warn(
                 f"{self.method}: the model has no norm layers to train, so its {name!r} network stays as it is; "
-                "a method that trains all parameters (slomo_fast_star, cotta, rmt) may fit better",
+                "methods that train all parameters have others (slomo_fast_star's student, cotta, rmt)",
                 stacklevel=2,
             )
         optimizer = FlatOptimizer(chosen, cast(OptimConfig, self.config), lr, relative)
@@ -321,8 +324,11 @@ class Adapter(nn.Module):
             buffer.copy_(torch.where(cast(Tensor, bad), before, buffer))
 
     def log(self, name: str, value: Tensor | float) -> None:
-        """Keep a figure of this step for whoever listens; tensors stay on the device until read."""
-        self.logged[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        """Keep a figure of this step for whoever listens; tensors stay on the device until read.
+
+        A copy is kept: a buffer given here may have moved on by then.
+        """
+        self.logged[name] = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -475,6 +481,17 @@ class Adapter(nn.Module):
                 f"{self.method}: step {self.steps} was not finite and was not applied ({skipped} so far)",
                 stacklevel=3,
             )
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """A source batch as images and labels; an error where it is something else."""
+    if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
+        kinds = [type(part).__name__ for part in batch] if isinstance(batch, tuple | list) else type(batch).__name__
+        raise InputError(f"source batches must be pairs (images, labels) of tensors, got {kinds}")
+    images, labels = batch
+    if len(images) != len(labels):
+        raise InputError(f"a source batch has {len(images)} images and {len(labels)} labels; give one for each")
+    return images, labels
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,10 @@ def save_adapter(adapter: Adapter, path: str | Path) -> None:
         "initial": adapter.initial_state if adapter.source_ready else None,
         "digest": fingerprint(state),
     }
+    content["whole"] = _digest(content)
     target = Path(path)
+    if not target.parent.is_dir():
+        raise CheckpointError(f"there is no folder {target.parent} to write {target.name} to; make it first")
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -81,16 +83,24 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"there is no checkpoint at {path}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError) as error:
+    except Exception as error:  # reading damaged bytes may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} is damaged or no checkpoint ({reason}); use an earlier one") from error
-    if not isinstance(content, dict) or "format" not in content:
+    if not isinstance(content, dict) or not {"format", "state", "digest"} <= set(content):
         raise CheckpointError(f"{path} is not a slomofast checkpoint")
     if content["format"] != FORMAT:
         raise CheckpointError(f"{path} has format {content['format']}, this version reads format {FORMAT}")
-    if fingerprint(content["state"]) != content["digest"]:
+    # files of before have no digest of the whole
+    whole = content.get("whole")
+    if fingerprint(content["state"]) != content["digest"] or whole not in (None, _digest(content)):
         raise CheckpointError(f"{path} is damaged: its content does not match its digest; use an earlier one")
     return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Of all a checkpoint holds but the digest itself and the state, which has its own."""
+    rest = {key: value for key, value in content.items() if key not in ("initial", "state", "whole")}
+    return fingerprint({"rest": repr(sorted(rest.items())), "initial": content.get("initial")})
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -147,8 +148,8 @@ def _check_range(name: str, value: Any, facts: Mapping[str, Any]) -> None:
                 raise unknown_name(f"value of {name}", item, [str(choice) for choice in choices])
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high, above = facts.get("low"), facts.get("high"), facts.get("above")
-        if value != value:
-            raise ConfigError(f"{name} must be a number, got nan")
+        if value != value or value in (math.inf, -math.inf):
+            raise ConfigError(f"{name} must be a finite number, got {value}")
         if low is not None and value < low:
             raise ConfigError(f"{name} must be at least {low:g}, got {value:g}")
         if high is not None and value > high:

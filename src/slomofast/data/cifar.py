@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,17 @@ def stored_severity(severity: float, name: str) -> int:
             "corrupted on the fly (a pack or a folder)"
         )
     return int(severity)
+
+
+def no_folder(root: Path, name: str, layout: str) -> DataError:
+    """The error for a data set whose folder is not there: how to fetch it into that folder, or what it must hold."""
+    from slomofast.data.download import DOWNLOADS
+
+    if name in DOWNLOADS:
+        remedy = f"`slomofast data get {name} --folder {shlex.quote(str(root))}` downloads it there"
+    else:
+        remedy = f"{name} cannot be downloaded, name a folder that holds {layout}"
+    return DataError(f"no folder {root}; {remedy}")
 
 
 class CifarC(DataSet):
@@ -56,7 +68,7 @@ class CifarC(DataSet):
     ) -> None:
         root = Path(path)
         if not root.is_dir():
-            raise DataError(f"no folder {root}; `slomofast data get {name}` downloads it")
+            raise no_folder(root, name, "labels.npy and <corruption>.npy")
         self.name, self.classes, self.image_size, self.size = name, classes, 32, size
         self.family = family_of(self.image_size, classes)
         self.domains = choose_domains(domains)

@@ -12,7 +12,7 @@ from torch import Tensor
 from slomofast.core.errors import ConfigError, DataError, unknown_name
 from slomofast.data._draws import stable_hash
 from slomofast.data.catalog import DataSet
-from slomofast.data.cifar import SEVERITIES, stored_severity
+from slomofast.data.cifar import SEVERITIES, no_folder, stored_severity
 from slomofast.data.corrupted import check_index, choose_domains, family_of, groups_of
 from slomofast.data.folder import (
     check_classes,
@@ -93,7 +93,7 @@ class ImageNetC(DataSet):
     ) -> None:
         self.root = Path(path)
         if not self.root.is_dir():
-            raise DataError(f"no folder {self.root}; `slomofast data get {name}` downloads it")
+            raise no_folder(self.root, name, "<corruption>/<severity>/<wnid>/<image>")
         self.name, self.classes, self.image_size = name, classes, image_size
         self.family = family_of(image_size, classes)
         self.domains = choose_domains(domains)
@@ -171,7 +171,7 @@ class NaturalShift(DataSet):
     ) -> None:
         self.root = Path(path)
         if not self.root.is_dir():
-            raise DataError(f"no folder {self.root}")
+            raise no_folder(self.root, name, "<wnid>/<image>")
         self.name, self.classes, self.image_size = name, classes, image_size
         self.family = family_of(image_size, classes)
         self.domains, self.groups = (name,), {"natural": (name,)}

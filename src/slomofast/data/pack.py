@@ -109,7 +109,12 @@ class Arrays(CorruptedImages):
 def write_pack(
     path: str | Path, images: np.ndarray, labels: np.ndarray, classes: Sequence[str], quality: int = 95
 ) -> Path:
-    """Write a pack from images uint8 (n, S, S, 3)."""
+    """Write a pack from images uint8 (n, S, S, 3), channels last, and as many labels."""
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8:
+        raise DataError(f"images must be uint8 of shape (n, S, S, 3), channels last, got {images.dtype} {images.shape}")
+    if labels.shape != (len(images),):
+        raise DataError(f"there must be one label for each of {len(images)} images, got shape {labels.shape}")
     files = [encode_jpeg(image, quality) for image in images]
     offsets = np.concatenate([[0], np.cumsum([len(f) for f in files])]).astype(np.int64)
     data = np.frombuffer(b"".join(files), np.uint8)

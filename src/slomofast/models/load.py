@@ -41,6 +41,9 @@ def load_source(
     """
     if (mean is None) != (std is None):
         raise ConfigError("mean and std come together; only one of them was given")
+    for key, value in (("mean", mean), ("std", std)):
+        if value is not None and not isinstance(value, Sequence):
+            raise ConfigError(f"{key} needs one value per channel, for example [0.5, 0.5, 0.5], got {value!r}")
     if classes is not None and classes < 2:
         raise ConfigError(f"classes must be at least 2, got {classes}")
     external = name.startswith(EXTERNAL_PREFIXES)

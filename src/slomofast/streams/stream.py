@@ -124,7 +124,7 @@ class Stream:
             reason = f" ({held} are held out)" if held else ""
             raise ConfigError(
                 f"images_per_domain {images} is more than the {available} images of a domain{reason}; "
-                "lower it or pass repeat=True"
+                "lower it, or in Python pass repeat=True"
             )
         self.images_per_domain = images
         self.available = available
