@@ -115,12 +115,15 @@ def job_data(job: Job, device: torch.device | None = None) -> DataSet:
 
 def source_data(job: Job, device: torch.device | None = None) -> DataSet | None:
     """The data set whose clean images stand for the source; None where only the stream's own could."""
-    if job.source not in (None, "glyphs"):
-        return job_data(dataclasses.replace(job, data=job.source, data_options={}), device)
-    if "glyphs" in (job.source, job.data):
-        options = {"split": "train", "size": SOURCE_GLYPHS}
-        return job_data(dataclasses.replace(job, data="glyphs", data_options=options), device)
-    return None
+    spec = job.source or ("glyphs" if job.data == "glyphs" else None)
+    if spec is None:
+        return None
+    return job_data(dataclasses.replace(job, data=spec, data_options=source_options(spec)), device)
+
+
+def source_options(spec: str) -> dict[str, Any]:
+    """Options with which a data set stands for the source: of the letters it is the training ones."""
+    return {"split": "train", "size": SOURCE_GLYPHS} if spec == "glyphs" else {}
 
 
 def job_model(job: Job, device: torch.device | None = None) -> nn.Module:

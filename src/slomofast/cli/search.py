@@ -66,6 +66,7 @@ def search_command(
     from rich.markup import escape
     from rich.table import Table
 
+    from slomofast.bench.parts import source_options
     from slomofast.bench.search import Candidate, check_table, combinations, search, write_table
     from slomofast.cli._options import pairs, split_names
     from slomofast.cli._shared import fail
@@ -122,7 +123,7 @@ def search_command(
         preset=opened.family,
         setting=setting,
         in_turn=in_turn,
-        source=open_data(source, device=device) if source else None,
+        source=open_data(source, device=device, **source_options(source)) if source else None,
         runtime={"precision": precision, "channels_last": device != "cpu", "check_input": "deferred", "graphs": graphs},
         done=done,
     )
