@@ -13,7 +13,7 @@ from slomofast.corruptions import EXTRA
 from slomofast.data import open_data
 from slomofast.data.cifar import CifarC
 from slomofast.data.imagenet import ImageNetC, NaturalShift
-from slomofast.metrics.statistics import Difference
+from slomofast.metrics.statistics import Difference, paired_difference
 from slomofast.models import load_source
 from slomofast.report.comparison import Comparison, Line
 from slomofast.streams import LazyMatrices
@@ -135,9 +135,8 @@ class TestCompare:
         assert any(line.rstrip().endswith("seeds") for line in shown.splitlines())
 
     def test_no_interval_where_there_is_none(self) -> None:
-        equal, few = Difference(-0.5, -0.5, -0.5, 15, 15), Difference(-0.5, -0.75, -0.25, 2, 2)
-        single = Difference(-0.5, None, None, 1, 1)
-        for difference in (equal, few, single):
+        equal, few = Difference(-0.5, -0.5, -0.5, 15, 15), paired_difference([1.0, 1.25], [1.75, 1.5])
+        for difference in (equal, few):
             shown = self.shown([Line("all", 1.0, 1.5, difference, (1, 1))] * 2)
             assert "-0.50" in shown and "[" not in shown and "undecided" in shown and "better" not in shown
 

@@ -21,8 +21,13 @@ def test_mean_and_sample_deviation():
 def test_pairs_are_matched_by_key():
     found = paired_difference({0: 10.0, 1: 11.0, 2: 9.0}, {1: 13.0, 2: 10.0, 5: 0.0})
     assert found.pairs == 2 and found.mean == -1.5 and found.wins == 2
-    assert -2 <= found.low < -1.5 < found.high <= -1
-    assert found.clear
+
+
+def test_fewer_than_four_pairs_have_no_interval():
+    """Its bounds would be the smallest and the largest difference: clear after two lucky seeds."""
+    few, enough = (paired_difference([10.0, 11.0, 12.0, 9.0][:n], [11.0, 13.0, 13.0, 10.0][:n]) for n in (3, 4))
+    assert few.low is few.high is None and not few.clear
+    assert -2 <= enough.low < enough.mean == -1.25 < enough.high <= -1 and enough.clear
 
 
 def test_few_values_are_enumerated():
@@ -33,7 +38,7 @@ def test_few_values_are_enumerated():
 
 
 def test_an_interval_around_zero_is_not_clear():
-    found = paired_difference([1.0, 2.0, 3.0], [2.0, 2.0, 2.0])
+    found = paired_difference([1.0, 2.0, 3.0, 2.5], [2.0, 2.0, 2.0, 2.0])
     assert found.low < 0 < found.high and not found.clear
 
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from slomofast.report.comparison import Line
 
 
-FEWEST = 4  # pairs: of fewer, the bounds of a 95 % bootstrap are just the smallest and the largest difference
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     app.command("compare")(compare)
@@ -72,7 +69,7 @@ def _cells(line: Line) -> list[str | Text]:
         gap = f"{line.first - line.second:+.2f}" if line.first is not None and line.second is not None else "–"
         return [*means, gap, "", seeds]
     low, high = line.difference.low, line.difference.high
-    known = low is not None and high is not None and line.difference.pairs >= FEWEST and high - low > 1e-9
+    known = low is not None and high is not None and high - low > 1e-9
     interval = f" [{low:+.2f}, {high:+.2f}]" if known else ""
     if not (known and line.difference.clear):
         verdict = Text("undecided", style="dim")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+FEWEST = 4  # pairs: of fewer, the bounds of a 95 % bootstrap are just the smallest and the largest difference
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -27,7 +29,7 @@ class Difference:
 
     Attributes:
         mean: mean difference over the pairs.
-        low, high: bounds of the bootstrap interval; None with fewer than two pairs.
+        low, high: bounds of the bootstrap interval; None with fewer than `FEWEST` pairs.
         pairs: how many streams both methods saw.
         wins: pairs in which the first is lower.
     """
@@ -87,7 +89,8 @@ def paired_difference(
 ) -> Difference:
     """How much the first method's figure lies above the second's on the same streams.
 
-    Mappings (by seed or stream fingerprint) are paired over their common keys; sequences by place.
+    Mappings (by seed or stream fingerprint) are paired over their common keys; sequences by place. Fewer than four
+    pairs have no interval.
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         pairs = [(first[k], second[k]) for k in first if k in second]
@@ -100,6 +103,6 @@ def paired_difference(
     if not pairs:
         return Difference(math.nan, None, None, 0, 0)
     gaps = [float(a) - float(b) for a, b in pairs]
-    interval = bootstrap_interval(gaps, level, draws, seed)
+    interval = bootstrap_interval(gaps, level, draws, seed) if len(gaps) >= FEWEST else None
     low, high = interval if interval else (None, None)
     return Difference(sum(gaps) / len(gaps), low, high, len(gaps), sum(g < 0 for g in gaps))

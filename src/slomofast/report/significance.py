@@ -28,7 +28,7 @@ def difference(a: Sequence[Run], b: Sequence[Run], draws: int = 2000) -> Differe
 
 
 def interval_text(found: Difference) -> str:
-    """`−0.41 [−0.62, −0.20]`, without brackets where a single pair allows no interval.
+    """`−0.41 [−0.62, −0.20]`, without brackets where there are too few pairs for an interval.
 
     >>> interval_text(Difference(-0.5, -1.0, 0.25, 4, 3))
     '−0.50 [−1.00, 0.25]'
