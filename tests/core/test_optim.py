@@ -105,3 +105,32 @@ def test_adam_without_memory_is_a_fresh_one_each_step_with_a_rate_per_tensor() -
         fresh.step()
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_one_kernel_steps_as_the_single_operations_do(
+    momentum: float, relative: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a gradient is not finite and where a step is left out."""
+
+    def run(fuse: bool) -> tuple[list[nn.Parameter], FlatOptimizer]:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in ((300, 17), (5000,))]
+        optimizer = FlatOptimizer(parameters, OptimConfig(lr=0.01, momentum=momentum, relative=relative))
+        assert optimizer.fuses(optimizer.first)
+        monkeypatch.setattr(optimizer, "fuses", lambda gradient: fuse)
+        for step in range(6):
+            gradients = [torch.randn_like(p) * 10.0**-step for p in parameters]
+            if step in (2, 4):
+                gradients[step % 3 == 1][3] = torch.nan if step == 2 else torch.inf
+            when = torch.tensor(step != 3, device="cuda")
+            optimizer.step(gradients, torch.zeros((), device="cuda"), when, 0.5 if step == 5 else None)
+        return parameters, optimizer
+
+    (plain, one), (fused, other) = run(False), run(True)
+    assert int(one.skipped) == int(other.skipped) == 2 and float(one.count) == float(other.count) == 3
+    for a, b in zip([*plain, one.first, one.second], [*fused, other.first, other.second], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)

@@ -233,6 +233,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"slow_every": 2},
         {"fast_warmup": 1.0},
         {"fast_anchor": 0.1},
+        {"fast_anchor": 0.1, "anchor_momentum": 0.9},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},
@@ -426,6 +427,23 @@ def test_the_fast_teacher_keeps_a_share_of_the_source(method: str) -> None:
         torch.testing.assert_close(flatten(list(adapter.fast.parameters())), expected)
     adapter.reset()
     torch.testing.assert_close(flatten(list(adapter.fast.parameters())), source)
+
+
+def test_the_anchor_follows_the_fast_teacher_if_asked_to() -> None:
+    options = {"fast_momentum": 0.9, "fast_anchor": 0.25, "anchor_momentum": 0.8, "full_batch": 0}
+    adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options).prepare(batches(1)[0])
+    source = flatten(list(adapter.fast.parameters())).clone()
+    expected = anchor = source
+    for x in batches(3):
+        adapter(x)
+        followed = 0.9 * expected + 0.1 * flatten(list(adapter.student.parameters()))
+        expected = 0.75 * followed + 0.25 * anchor
+        anchor = 0.8 * anchor + 0.2 * expected
+        torch.testing.assert_close(flatten(list(adapter.fast.parameters())), expected)
+        torch.testing.assert_close(flatten(list(adapter.anchor.parameters())), anchor)
+    assert not torch.allclose(anchor, source)
+    adapter.reset()
+    torch.testing.assert_close(flatten(list(adapter.anchor.parameters())), source)
 
 
 @pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Triton kernels of `core.fused`. A batch in channels-last memory is a matrix: rows are positions, columns channels.
 
-Every kernel runs on a grid of (part of the rows) x (block of channels).
+Every kernel of the normalisation runs on a grid of (part of the rows) x (block of channels).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slomofast.core.fused import SWEEPS, WARPS, layout
+from slomofast.core.fused import STRIP, SWEEPS, WARPS, layout
 
 
 @triton.jit
@@ -192,3 +192,39 @@ def backward(
     plan.add_up(parts, totals)
     _norm_gradient[plan.write_grid](g, x, gx, totals, *known, *sizes, plan.writing, RELU=relu, **plan.shape)
     return gx, totals[1], totals[0]
+
+
+@triton.jit
+def _adam(
+    gradient, first, second, sizes, change, factors, count, share1, share2, eps,
+    TILE: tl.constexpr, RELATIVE: tl.constexpr,
+):  # fmt: skip
+    """Both moments moved by a share and the change made of them. Factors: 1, or 0 for no step; step size; debiasing."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < count
+    taken = tl.load(factors)
+    slope = tl.load(gradient + at, mask=inside, other=0.0)
+    slope = tl.where(taken > 0.0, slope, 0.0)  # a factor of zero would keep NaN
+    mean = tl.load(first + at, mask=inside, other=0.0)
+    mean += share1 * taken * (slope - mean)
+    square = tl.load(second + at, mask=inside, other=0.0)
+    square += share2 * taken * (slope * slope - square)
+    step = mean / (tl.sqrt(square / tl.load(factors + 2)) + eps) * -tl.load(factors + 1)
+    if RELATIVE:
+        step *= tl.load(sizes + at, mask=inside, other=0.0)
+    tl.store(first + at, mean, mask=inside)
+    tl.store(second + at, square, mask=inside)
+    tl.store(change + at, step, mask=inside)
+
+
+def adam(
+    gradient: Tensor, first: Tensor, second: Tensor, sizes: Tensor, factors: Tensor,
+    beta1: float, beta2: float, eps: float,
+) -> Tensor:  # fmt: skip
+    """The change of the parameters; the moments move in place. `sizes` is empty where all steps are alike."""
+    change, count = torch.empty_like(gradient), gradient.numel()
+    _adam[(triton.cdiv(count, STRIP),)](
+        gradient, first, second, sizes, change, factors, count, 1 - beta1, 1 - beta2, eps,
+        TILE=STRIP, RELATIVE=bool(sizes.numel()), num_warps=WARPS,
+    )  # fmt: skip
+    return change

@@ -14,6 +14,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from slomofast.core import fused
 from slomofast.core.config import AdapterConfig, option
 from slomofast.core.params import flatten, unflatten
 
@@ -31,6 +32,7 @@ class OptimConfig(AdapterConfig):
     relative: bool = option(False, "steps in units of each tensor's root-mean-square source weight")
 
 
+EPS = 1e-8
 LEAST_SCALE = 1e-3  # of a tensor whose weights are nearly zero, such as fresh biases
 
 
@@ -97,20 +99,32 @@ class FlatOptimizer(nn.Module):
             return
         dense = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, targets, strict=True)]
         gradient = flatten(dense).float()
-        ok = torch.isfinite(gradient.sum() + loss.detach())
-        ok = ok & torch.isfinite(gradient.abs().max())
+        ok = torch.isfinite(torch.linalg.vector_norm(gradient, math.inf) + loss.detach())
         self.skipped += (~ok).long()
         ok = ok if when is None else ok & when
-        gradient = torch.where(ok, gradient, 0.0)
-        if self.config.weight_decay:
-            gradient = gradient + self.config.weight_decay * flatten(targets) * ok
         self.count += ok
-        change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
-        if self.relative:
-            change = change * self.scale
+        change = self._fused_adam(gradient, ok) if self.fuses(gradient) else self._change(gradient, ok)
         if pace is not None:
             change = change * pace
         torch._foreach_add_(cast(list[Tensor], targets), unflatten(change, targets))
+
+    def fuses(self, gradient: Tensor) -> bool:
+        """Whether a step is one kernel: Adam without weight decay on CUDA."""
+        plain = self.config.optimizer == "adam" and not self.config.weight_decay
+        return plain and gradient.is_cuda and fused.available() and not torch.compiler.is_compiling()
+
+    def _change(self, gradient: Tensor, ok: Tensor) -> Tensor:
+        gradient = torch.where(ok, gradient, 0.0)
+        if self.config.weight_decay:
+            gradient = gradient + self.config.weight_decay * flatten(self._parameters_list) * ok
+        change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
+        return change * self.scale if self.relative else change
+
+    def _fused_adam(self, gradient: Tensor, ok: Tensor) -> Tensor:
+        step, debias = self._adam_factors(ok)
+        factors = torch.stack([ok.float(), step, debias])
+        betas = self.config.momentum, self.config.beta2
+        return fused.kernels().adam(gradient, self.first, self.second, self.scale, factors, *betas, EPS)
 
     @torch.no_grad()
     def forget(self, when: Tensor | None = None) -> None:
@@ -126,11 +140,17 @@ class FlatOptimizer(nn.Module):
         # lerp weights of zero keep both moments when the step is skipped
         self.first.lerp_(gradient, (1 - beta1) * ok)
         self.second.lerp_(gradient.square(), (1 - beta2) * ok)
+        step, debias = self._adam_factors(ok)
+        return self.first / (self.second / debias).sqrt_().add_(EPS) * -step
+
+    def _adam_factors(self, ok: Tensor) -> tuple[Tensor, Tensor]:
+        """Step size with the first moment's debiasing, zero for a step left out; the second moment's debiasing."""
         steps = self.count.clamp(min=1)
         # 1 - beta^n, exact for small n also in fp32
-        scale = self.lr * ok / -torch.expm1(steps * math.log(beta1 or 1e-30))
-        root = (self.second / -torch.expm1(steps * math.log(beta2 or 1e-30))).sqrt_().add_(1e-8)
-        return self.first / root * -scale
+        first, second = (
+            -torch.expm1(steps * math.log(beta or 1e-30)) for beta in (self.config.momentum, self.config.beta2)
+        )
+        return self.lr * ok / first, second
 
     def _sgd(self, gradient: Tensor, ok: Tensor) -> Tensor:
         mu = self.config.momentum

@@ -40,7 +40,6 @@ from slomofast.core.norms import norm_kinds
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import (
     copy_network,
-    counterparts,
     ema_update,
     flatten,
     projector,
@@ -67,6 +66,7 @@ PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
+ANCHOR = "share of the way T1 returns to the anchor, the source, per step"
 FULL_BATCH = (
     "images of a full batch; of smaller ones S learns less, by the root, T1 returns less, in proportion; 0: never"
 )
@@ -122,7 +122,10 @@ class SloMoFastConfig(OptimConfig):
         0.0, "T1 begins as a mean of the student's past: 1 plain, more for later steps weigh more, 0 for never", low=0.0
     )
     fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
-    fast_anchor: float = option(0.0, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
+    fast_anchor: float = option(0.0, ANCHOR, low=0.0, high=1.0)
+    anchor_momentum: float = option(
+        1.0, "share of the old anchor per step: below 1 the anchor, at first the source, follows T1", low=0.0, high=1.0
+    )
     full_batch: int = option(0, FULL_BATCH, low=0)
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
@@ -174,6 +177,7 @@ class SloMoFastAdapter(Adapter):
     student: Classifier
     slow_source: Tensor
     student_source: Tensor
+    anchor: Classifier | None
     average: Tensor
     agreement: Tensor
 
@@ -182,6 +186,7 @@ class SloMoFastAdapter(Adapter):
         self.student = copy_network(model, train=self.part)
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
+        self.anchor = copy_network(model) if config.fast_anchor else None
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
@@ -189,7 +194,7 @@ class SloMoFastAdapter(Adapter):
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
         self.register_buffer("slow_source", flatten(trainable(self.slow)))
-        returns = config.restore_student or config.student_pull or config.fast_anchor
+        returns = config.restore_student or config.student_pull
         self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
         self.register_buffer("agreement", torch.full((), -1.0, device=self.device))  # below zero: not known yet
@@ -247,8 +252,10 @@ class SloMoFastAdapter(Adapter):
         if config.restore_student:
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         ema_update(self.fast, self.student, self.fast_share)
-        if config.fast_anchor:
-            pull_towards(counterparts(self.fast, self.student), self.student_source, config.fast_anchor * filled)
+        if self.anchor is not None:
+            ema_update(self.fast, self.anchor, 1.0 - config.fast_anchor * filled)
+            if config.anchor_momentum < 1:
+                ema_update(self.anchor, self.fast, config.anchor_momentum)
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -447,7 +454,7 @@ class SloMoFastStarConfig(SloMoFastConfig):
     members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
     momentum: float = option(0.5, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
     fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
-    fast_anchor: float = option(0.01, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
+    fast_anchor: float = option(0.01, ANCHOR, low=0.0, high=1.0)
     full_batch: int = option(200, FULL_BATCH, low=0)
     restore: float = option(
         0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
