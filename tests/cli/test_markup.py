@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from slomofast.cli import __main__ as command
 from slomofast.cli import _shared
 from slomofast.cli.__main__ import app
+from slomofast.cli._options import error_table
 from slomofast.core.errors import ConfigError
 
 MESSAGES = ("pip install 'slomofast[imagenet]'", "no file w[/b].pt", "no file [bold]w", "no file a:cat:b", "ends in \\")
@@ -73,3 +75,33 @@ def test_made_data_names_its_folder(tmp_path: Path) -> None:
     made = CliRunner().invoke(app, ["data", "make", "glyphs", str(out), "--size", "4", "--domains", "fog"])
     assert made.exit_code == 0, made.output
     assert "made[/b]" in "".join(made.output.split())
+
+
+def test_written_files_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "made[/b]"
+    drawn = CliRunner().invoke(app, ["corruptions", "show", "glyphs", "--out", str(folder / "s.png")])
+    words = [
+        "train",
+        "glyphs",
+        "--size",
+        "20",
+        "--batch-size",
+        "20",
+        "--epochs",
+        "1",
+        "--out",
+        str(folder / "w.safetensors"),
+    ]
+    trained = CliRunner().invoke(app, words)
+    for answer, name in ((drawn, "s.png"), (trained, "w.safetensors")):
+        assert answer.exit_code == 0, (answer.output, answer.exception)
+        assert f"made[/b]/{name}" in "".join(answer.output.split())
+
+
+def test_domains_keep_their_brackets() -> None:
+    curve = {"domain": [0], "cycle": [0], "count": [10], "wrong": [3], "by_domain": [None], "domains": ["fog [/b]"]}
+    record = {"curve": curve, "metrics": {"error": {"mean": 30.0, "by_domain": {"fog [/b]": 30.0}}}}
+    console = Console(width=60)
+    with console.capture() as shown:
+        console.print(error_table(record))
+    assert "fog [/b]" in shown.get()

@@ -125,6 +125,20 @@ class TestSearchRefusesFirst:
         assert "made the folder" not in call("search", "tent", *self.WORDS, "--out", out)
 
 
+def test_a_search_on_letters_takes_the_training_letters_for_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, object]] = []
+    real = open_data
+
+    def noted(spec: str, **options: object) -> object:
+        opened.append((spec, options.get("split")))
+        return real(spec, **{**options, "size": 60})
+
+    monkeypatch.setattr("slomofast.data.open_data", noted)
+    words = ("--images-per-domain", "10", "--batch-size", "10", "--cycles", "1", "--severities", "5")
+    assert "error %" in call("search", "rmt", *words)
+    assert opened == [("glyphs", None), ("glyphs", "train")]
+
+
 class TestCompare:
     def test_eighty_columns_show_the_last_one(self) -> None:
         label = "Continual · CIFAR10-C · WRN-28-10, AugMix"

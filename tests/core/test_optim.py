@@ -1,10 +1,14 @@
 """The flat optimisers take the same steps as PyTorch's."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import slomofast as sf
+from slomofast.core import fused
 from slomofast.core.optim import FlatOptimizer, OptimConfig
 from slomofast.testing import batches, tiny_net
 
@@ -107,6 +111,28 @@ def test_adam_without_memory_is_a_fresh_one_each_step_with_a_rate_per_tensor() -
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_a_step_left_out_changes_nothing_and_is_not_skipped(kind: str) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = FlatOptimizer([parameter], OptimConfig(optimizer=kind, lr=0.1))  # type: ignore[arg-type]
+    for when in (True, False, True):
+        before = parameter.detach().clone(), optimizer.first.clone(), optimizer.count.clone()
+        optimizer.step([torch.ones(3)], torch.zeros(()), torch.tensor(when))
+        same = [torch.equal(*pair) for pair in zip(before, (parameter, optimizer.first, optimizer.count), strict=True)]
+        assert same == [not when] * 3
+    assert int(optimizer.skipped) == 0
+
+
+def test_one_kernel_serves_adam_without_weight_decay_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fuses(cuda: bool = True, installed: bool = True, **options: object) -> bool:
+        monkeypatch.setattr(fused, "available", lambda: installed)
+        optimizer = FlatOptimizer([nn.Parameter(torch.ones(3))], OptimConfig(**options))  # type: ignore[arg-type]
+        return optimizer.fuses(cast(Tensor, SimpleNamespace(is_cuda=cuda)))
+
+    assert fuses() and fuses(momentum=0.0, relative=True)
+    assert not any((fuses(cuda=False), fuses(installed=False), fuses(optimizer="sgd"), fuses(weight_decay=0.1)))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("relative", [False, True])
@@ -130,7 +156,7 @@ def test_one_kernel_steps_as_the_single_operations_do(
             optimizer.step(gradients, torch.zeros((), device="cuda"), when, 0.5 if step == 5 else None)
         return parameters, optimizer
 
-    (plain, one), (fused, other) = run(False), run(True)
+    (plain, one), (single, other) = run(False), run(True)
     assert int(one.skipped) == int(other.skipped) == 2 and float(one.count) == float(other.count) == 3
-    for a, b in zip([*plain, one.first, one.second], [*fused, other.first, other.second], strict=True):
+    for a, b in zip([*plain, one.first, one.second], [*single, other.first, other.second], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)

@@ -240,6 +240,7 @@ def _facts(model: str, device: Any) -> dict[str, str]:
 def _until_it_fails(points: Iterator[GrowthRow], method: str, axis: str) -> Iterator[GrowthRow]:
     """Points of an axis as far as they go: a method that cannot, or a device that is full, ends this axis alone."""
     import torch
+    from rich.markup import escape
 
     from slomofast.cli._shared import console
     from slomofast.core.errors import ModelError
@@ -247,7 +248,7 @@ def _until_it_fails(points: Iterator[GrowthRow], method: str, axis: str) -> Iter
     try:
         yield from points
     except (ModelError, torch.OutOfMemoryError) as error:
-        console.print(f"[yellow]{method}[/], {axis}: {str(error).splitlines()[0]}", highlight=False)
+        console.print(f"[yellow]{method}[/], {axis}: {escape(str(error).splitlines()[0])}", highlight=False)
 
 
 def _growth_line(row: GrowthRow) -> str:

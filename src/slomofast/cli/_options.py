@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from slomofast.core.errors import ConfigError
@@ -121,7 +122,7 @@ def error_table(record: Mapping[str, Any], title: str = "") -> Table:
     by_domain = overall["by_domain"]
     for domain, row in errors.items():
         cells = [f"{row[c]:.1f}" if c in row else "" for c in cycles] if several else []
-        table.add_row(domain, *cells, f"{by_domain.get(domain, float('nan')):.1f}")
+        table.add_row(escape(domain), *cells, f"{by_domain.get(domain, float('nan')):.1f}")
     table.add_section()
     by_cycle = _as_list(overall.get("by_cycle"), len(cycles))
     cells = [f"{value:.1f}" if value is not None else "" for value in by_cycle] if several else []

@@ -86,6 +86,7 @@ def steps(
 ) -> None:
     """Time one step of each method, in milliseconds and in plain forward passes of the same run and precision."""
     import torch
+    from rich.markup import escape
     from rich.table import Table
 
     from slomofast.bench.run import environment
@@ -123,7 +124,7 @@ def steps(
                     network, images, name, precision=kind, compile=compile, graphs=graphs, steps=repeats, source=source
                 )
             except (SlomofastError, torch.cuda.OutOfMemoryError) as error:
-                console.print(f"[yellow]{name}[/]: {error}", highlight=False)
+                console.print(f"[yellow]{name}[/]: {escape(str(error))}", highlight=False)
                 continue
             table.add_row(
                 name, kind, f"{cost.milliseconds:.1f}", f"{cost.p95:.1f}", f"{cost.multiple:.2f}",

@@ -51,6 +51,7 @@ def show(
     import numpy as np
     import torch
     from PIL import Image, ImageDraw
+    from rich.markup import escape
 
     from slomofast.cli._options import as_png
     from slomofast.cli._shared import console
@@ -76,7 +77,7 @@ def show(
             sheet.paste(tile, (label + severity * (cell + gap), top))
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out)
-    console.print(f"wrote {out} ({sheet.width}x{sheet.height})", highlight=False)
+    console.print(f"wrote {escape(str(out))} ({sheet.width}x{sheet.height})", highlight=False)
 
 
 def _picture(image: str, index: int, size: int) -> Tensor:

@@ -37,6 +37,7 @@ def demo(
     About three minutes on two processor cores. Repeating it shows the stored results at once.
     """
     from rich.live import Live
+    from rich.markup import escape
 
     from slomofast.bench.parts import resolve
     from slomofast.bench.run import run_job
@@ -69,7 +70,7 @@ def demo(
         console.print(line, highlight=False, soft_wrap=True)
     console.print()
     for what, path in pictures(records, store.path, out).items():
-        console.print(f"{what:8} {path}", highlight=False, soft_wrap=True)
+        console.print(f"{what:8} {escape(str(path))}", highlight=False, soft_wrap=True)
 
 
 def demo_job(method: str, seed: int, quick: bool) -> Job:

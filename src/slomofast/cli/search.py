@@ -49,7 +49,10 @@ def search_command(
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...", callback=known_device)] = "cpu",
     source: Annotated[
-        str | None, typer.Option(help="Training images, for methods that need them: pack:FILE or folder:PATH.")
+        str | None,
+        typer.Option(
+            help="Training images, for methods that need them: pack:FILE or folder:PATH. Of glyphs, training letters."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file that the results are appended to.")] = None,
 ) -> None:
@@ -98,6 +101,7 @@ def search_command(
     if out and check_table(out):
         console.print(f"made the folder {escape(str(out.parent))} for --out", highlight=False, soft_wrap=True)
     opened = open_data(data, domains=list(domains), device=device)
+    source = source or ("glyphs" if data == "glyphs" else None)
     network = load_source(model, weights or None).to(device)
     facts = {"command": "slomofast " + " ".join(sys.argv[1:]), **_machine(device)}
 

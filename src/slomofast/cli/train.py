@@ -49,6 +49,7 @@ def train(
     """
     import numpy as np
     import torch
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from slomofast.cli._shared import console, fail
@@ -85,7 +86,9 @@ def train(
     network = info.build(images.classes) if info.weights else load_source(model, classes=images.classes)
     network.to(where)
     parameters = sum(p.numel() for p in network.parameters())
-    console.print(f"{model}: {parameters:,} parameters, {images.size:,} images, {images.classes} classes, on {where}")
+    console.print(
+        f"{escape(model)}: {parameters:,} parameters, {images.size:,} images, {images.classes} classes, on {where}"
+    )
 
     def reader(source: CorruptedImages) -> Any:
         return lambda index: source.clean(np.asarray(index))
@@ -111,10 +114,10 @@ def train(
             )
     if tests is not None:
         error = error_rate(network, reader(tests), torch.from_numpy(tests.labels("")))
-        console.print(f"test error {error:.2f} % on {tests.size:,} images of {tests.name}")
+        console.print(f"test error {error:.2f} % on {tests.size:,} images of {escape(tests.name)}")
     save_weights(network, out, half=half)
     checkpoint.unlink(missing_ok=True)
-    console.print(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MiB)")
+    console.print(f"wrote {escape(str(out))} ({out.stat().st_size / 2**20:.1f} MiB)")
 
 
 def _open_clean(spec: str, split: str, size: int | None, device: str) -> CorruptedImages:

@@ -151,7 +151,9 @@ def train(
     device = next(model.parameters()).device
     count = len(labels)
     if count < config.batch_size:
-        raise ConfigError(f"{count} training images do not fill a batch of {config.batch_size}")
+        raise ConfigError(
+            f"{count} training images do not fill a batch of {config.batch_size}: give more, or a smaller batch_size"
+        )
     per_epoch = count // config.batch_size
     steps = per_epoch * config.epochs
     fast = config.precision == "bf16"
