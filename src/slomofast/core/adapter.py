@@ -18,6 +18,7 @@ from slomofast.core.config import AdapterConfig
 from slomofast.core.errors import ConfigError, InputError, ModelError, unknown_name
 from slomofast.core.fingerprint import model_fingerprint
 from slomofast.core.graphs import Recorder
+from slomofast.core.inputs import checked_batch, checked_pair
 from slomofast.core.optim import FlatOptimizer, OptimConfig
 from slomofast.core.params import trainable
 from slomofast.core.registry import MethodInfo, describe
@@ -210,10 +211,10 @@ class Adapter(nn.Module):
                 first = next(batches)
             except StopIteration:
                 raise ConfigError("the source loader is empty; give at least one batch of (images, labels)") from None
-            self._build_once(self._accepted(_pair(first)[0]))
+            self._build_once(self._accepted(checked_pair(first)[0]))
 
             def all_batches() -> Iterable[tuple[Tensor, Tensor]]:
-                for images, labels in map(_pair, itertools.chain([first], batches)):
+                for images, labels in map(checked_pair, itertools.chain([first], batches)):
                     yield self._accepted(images), labels.to(self.device)
 
             with torch.enable_grad(), self._autocast():
@@ -438,20 +439,7 @@ class Adapter(nn.Module):
 
     def _accepted(self, x: Any) -> Tensor:
         """The batch, checked and moved to where the networks are; refuses what must not be learned from."""
-        if not isinstance(x, Tensor):
-            raise InputError(f"expected a tensor of images, got {type(x).__name__}")
-        if x.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-            remedy = "convert with x.float() / 255" if x.dtype == torch.uint8 else "convert with x.float()"
-            raise InputError(f"expected floating-point images, got {x.dtype}; {remedy}")
-        if x.dim() < 2:
-            raise InputError(f"expected a batch, got shape {tuple(x.shape)}; add a batch axis with x[None]")
-        if x.shape[0] == 0 or x.numel() == 0:
-            raise InputError(f"the batch is empty (shape {tuple(x.shape)}); skip it")
-        if self.sample_shape is not None and tuple(x.shape[1:]) != self.sample_shape:
-            raise InputError(
-                f"expected samples of shape {self.sample_shape}, as in the first batch, got {tuple(x.shape[1:])}; "
-                "resize them, or make another adapter for this shape"
-            )
+        x = checked_batch(x, self.sample_shape)
         x = x.detach().to(self.device, torch.float32)
         if x.is_inference():
             x = x.clone()
@@ -481,17 +469,6 @@ class Adapter(nn.Module):
                 f"{self.method}: step {self.steps} was not finite and was not applied ({skipped} so far)",
                 stacklevel=3,
             )
-
-
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """A source batch as images and labels; an error where it is something else."""
-    if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
-        kinds = [type(part).__name__ for part in batch] if isinstance(batch, tuple | list) else type(batch).__name__
-        raise InputError(f"source batches must be pairs (images, labels) of tensors, got {kinds}")
-    images, labels = batch
-    if len(images) != len(labels):
-        raise InputError(f"a source batch has {len(images)} images and {len(labels)} labels; give one for each")
-    return images, labels
 
 
 @torch.no_grad()
