@@ -124,13 +124,14 @@ def test_a_step_left_out_changes_nothing_and_is_not_skipped(kind: str) -> None:
 
 
 def test_one_kernel_serves_adam_without_weight_decay_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fuses(cuda: bool = True, installed: bool = True, **options: object) -> bool:
+    def fuses(cuda: bool = True, installed: bool = True, weights: int = fused.MANY, **options: object) -> bool:
         monkeypatch.setattr(fused, "available", lambda: installed)
         optimizer = FlatOptimizer([nn.Parameter(torch.ones(3))], OptimConfig(**options))  # type: ignore[arg-type]
-        return optimizer.fuses(cast(Tensor, SimpleNamespace(is_cuda=cuda)))
+        return optimizer.fuses(cast(Tensor, SimpleNamespace(is_cuda=cuda, numel=lambda: weights)))
 
     assert fuses() and fuses(momentum=0.0, relative=True)
     assert not any((fuses(cuda=False), fuses(installed=False), fuses(optimizer="sgd"), fuses(weight_decay=0.1)))
+    assert not fuses(weights=fused.MANY - 1)
 
 
 @pytest.mark.gpu
@@ -141,6 +142,7 @@ def test_one_kernel_steps_as_the_single_operations_do(
     momentum: float, relative: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a gradient is not finite and where a step is left out."""
+    monkeypatch.setattr(fused, "MANY", 1)
 
     def run(fuse: bool) -> tuple[list[nn.Parameter], FlatOptimizer]:
         torch.manual_seed(0)

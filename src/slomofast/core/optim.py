@@ -109,9 +109,10 @@ class FlatOptimizer(nn.Module):
         torch._foreach_add_(cast(list[Tensor], targets), unflatten(change, targets))
 
     def fuses(self, gradient: Tensor) -> bool:
-        """Whether a step is one kernel: Adam without weight decay on CUDA."""
+        """Whether a step is one kernel: Adam without weight decay, of many weights, on CUDA."""
         plain = self.config.optimizer == "adam" and not self.config.weight_decay
-        return plain and gradient.is_cuda and fused.available() and not torch.compiler.is_compiling()
+        large = gradient.is_cuda and gradient.numel() >= fused.MANY
+        return plain and large and fused.available() and not torch.compiler.is_compiling()
 
     def _change(self, gradient: Tensor, ok: Tensor) -> Tensor:
         gradient = torch.where(ok, gradient, 0.0)
