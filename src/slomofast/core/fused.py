@@ -9,7 +9,7 @@ CUDA and channels-last only, and only where it pays, since each launch costs the
 passes that are recorded as graphs (`core.graphs`), and for large batches without gradient. Everything else stays with
 `F.batch_norm`.
 
-Adam's step is one more kernel where there are many weights: as single operations it goes some twenty times over each.
+Adam's step is one more kernel where there are many weights: as single operations it goes over them again and again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILE = 4096  # values a program looks at together
 STRIP = 1024  # values of a vector a program looks at: eight a thread
 WARPS = 4
 LARGE = 2**22  # values in a batch from which the kernels outrun the host's launches
-MANY = 2**20  # weights from which one kernel outruns Adam's single operations
+MANY = 2**20  # weights of an Adam step that is one kernel; fewer are not worth building it
 _on = ContextVar("fused", default=False)
 
 
