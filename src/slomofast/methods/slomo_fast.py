@@ -43,7 +43,6 @@ from slomofast.core.params import (
     ema_update,
     flatten,
     projector,
-    pull_towards,
     restore,
     trainable,
 )
@@ -66,9 +65,11 @@ PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
-ANCHOR = "share of the way T1 returns to the anchor, the source, per step"
+ANCHOR = "share of the way T1 returns to the source per step"
+PULL = "share of the way the student returns to the source per step"
 FULL_BATCH = (
-    "images of a full batch; of smaller ones S learns less, by the root, T1 returns less, in proportion; 0: never"
+    "images of a full batch; of smaller ones S learns less, by the root, and S and T1 return less, in proportion; "
+    "0: never"
 )
 PAPER = {
     "consistency": ("fast", "slow"),
@@ -83,6 +84,7 @@ PAPER = {
     "augment_per": "batch",
     "fast_momentum": 0.99,
     "fast_anchor": 0.0,
+    "student_pull": 0.0,
     "full_batch": 0,
     "slow_every": 1,
     "restore": 0.01,
@@ -108,7 +110,7 @@ class SloMoFastConfig(OptimConfig):
     student_information: float = option(1.0, "weight of information maximisation on the student", low=0.0)
     student_contrast: float = option(0.0, "weight of the contrastive loss on the student's features", low=0.0)
     student_ratio: float = option(0.0, "weight of the soft likelihood ratio on the student", low=0.0)
-    student_pull: float = option(0.0, "share of the way the student returns to the source per step", low=0.0, high=1.0)
+    student_pull: float = option(0.0, PULL, low=0.0, high=1.0)
     slow_agreement: float = option(0.0, "weight of T2's agreement with T1", low=0.0)
     members: tuple[str, ...] = option(
         ("student", "fast", "slow"), "networks whose logits are added to predict", choices=MEMBERS
@@ -123,9 +125,6 @@ class SloMoFastConfig(OptimConfig):
     )
     fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
     fast_anchor: float = option(0.0, ANCHOR, low=0.0, high=1.0)
-    anchor_momentum: float = option(
-        1.0, "share of the old anchor per step: below 1 the anchor, at first the source, follows T1", low=0.0, high=1.0
-    )
     full_batch: int = option(0, FULL_BATCH, low=0)
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
@@ -186,7 +185,7 @@ class SloMoFastAdapter(Adapter):
         self.student = copy_network(model, train=self.part)
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
-        self.anchor = copy_network(model) if config.fast_anchor else None
+        self.anchor = copy_network(model) if config.fast_anchor or config.student_pull else None
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
@@ -194,8 +193,7 @@ class SloMoFastAdapter(Adapter):
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
         self.register_buffer("slow_source", flatten(trainable(self.slow)))
-        returns = config.restore_student or config.student_pull
-        self.register_buffer("student_source", flatten(trainable(self.student) if returns else []))
+        self.register_buffer("student_source", flatten(trainable(self.student) if config.restore_student else []))
         self.register_buffer("average", torch.full((self.classes,), 1.0 / self.classes, device=self.device))
         self.register_buffer("agreement", torch.full((), -1.0, device=self.device))  # below zero: not known yet
         relative = config.against == "usual" or (config.against == "auto" and "batch" not in norm_kinds(model))
@@ -247,15 +245,13 @@ class SloMoFastAdapter(Adapter):
             loss = loss + config.student_contrast * self._contrast(clean_z, seen_z, prototypes, present)
         filled = self._filled(len(x))
         self.update(loss, "student", pace=math.sqrt(filled) if filled < 1 else None)
-        if config.student_pull:
-            pull_towards(trainable(self.student), self.student_source, config.student_pull)
         if config.restore_student:
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
+        if self.anchor is not None and config.student_pull:
+            ema_update(self.student, self.anchor, 1.0 - config.student_pull * filled)
         ema_update(self.fast, self.student, self.fast_share)
-        if self.anchor is not None:
+        if self.anchor is not None and config.fast_anchor:
             ema_update(self.fast, self.anchor, 1.0 - config.fast_anchor * filled)
-            if config.anchor_momentum < 1:
-                ema_update(self.anchor, self.fast, config.anchor_momentum)
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -265,7 +261,7 @@ class SloMoFastAdapter(Adapter):
         return output
 
     def _filled(self, images: int) -> float:
-        """How full a batch is. The noise of a gradient grows as batches shrink; T1's way back is counted in images."""
+        """How full a batch is. The noise of a gradient grows as batches shrink; ways back are counted in images."""
         return min(1.0, images / self.config.full_batch) if self.config.full_batch else 1.0
 
     @property
