@@ -15,7 +15,6 @@ from slomofast.core.norms import norm_parameters
 from slomofast.core.params import copy_network, flatten, projector, trainable
 from slomofast.core.rng import Rng
 from slomofast.core.split import split
-from slomofast.methods.slomo_fast import STUDENT_FOLLOW
 from slomofast.testing import CLASSES, batches, tiny_net
 
 SIGMA, DELTA, K, PRUNE, TAU, R, ALPHA, SLOW_LR = 0.065, 0.0, 3, 2, 0.1, 0.05, 0.5, 0.01
@@ -416,7 +415,7 @@ def test_the_source_may_count_for_many_steps_of_that_mean() -> None:
 
 @pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])
 def test_the_fast_teacher_keeps_a_share_of_the_source(method: str) -> None:
-    options = {"fast_momentum": 0.9, "fast_anchor": 0.25, "full_batch": 0, "student_follow": 0.0}
+    options = {"fast_momentum": 0.9, "fast_anchor": 0.25, "full_batch": 0}
     adapter = sf.adapt(tiny_net(), method, **options).prepare(batches(1)[0])
     source = flatten(list(adapter.fast.parameters())).clone()
     expected = source
@@ -472,9 +471,7 @@ def test_a_batch_that_is_not_full_moves_student_and_fast_teacher_less(method: st
     x = batches(1)[0]
 
     def moved(full_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        adapter = sf.adapt(
-            tiny_net(), method, student_follow=0.0, fast_momentum=0.0, fast_anchor=0.4, full_batch=full_batch
-        ).prepare(x)
+        adapter = sf.adapt(tiny_net(), method, fast_momentum=0.0, fast_anchor=0.4, full_batch=full_batch).prepare(x)
         source = flatten(list(adapter.student.parameters())).clone()
         adapter(x)
         return tuple(flatten(list(net.parameters())) - source for net in (adapter.student, adapter.fast))
@@ -535,23 +532,6 @@ def test_classes_are_judged_by_what_is_usual_where_nothing_evens_them_out(norm: 
         assert torch.equal(usual, torch.full_like(usual, 1 / len(usual))) is not expected  # kept where it is used
         found = adapter.export()(batches(1)[0])
         torch.testing.assert_close(found, adapter.predict(batches(1)[0]))
-
-
-@pytest.mark.parametrize(
-    ("norm", "options", "share"),
-    [
-        ("batch", {}, STUDENT_FOLLOW),
-        ("batch", {"lr": 1e-3}, 0.0),
-        ("layer", {}, 0.0),
-        ("layer", {"student_follow": 0.2}, 0.2),
-        ("batch", {"student_follow": 0.0}, 0.0),
-        ("batch", {"preset": "paper"}, 0.0),
-    ],
-)
-def test_the_star_variant_s_student_follows_where_it_moves_by_shares(norm: str, options: dict, share: float) -> None:
-    adapter = sf.adapt(tiny_net(norm), "slomo_fast_star", **options).prepare(batches(1)[0])
-    assert adapter.way_back == share
-    assert 0 < STUDENT_FOLLOW < 1
 
 
 @pytest.mark.parametrize(("norm", "lr", "relative"), [("batch", 0.04, True), ("layer", 1e-4, False)])

@@ -63,11 +63,9 @@ from slomofast.voting import Mirror, Vote, mirror_holds, mirrored
 
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
-STUDENT_FOLLOW = 0.01  # where the student moves by shares
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 ANCHOR = "share of the way T1 returns to the source per step"
-FOLLOW = "share of the way the student returns to T1 per step, so that it cannot stray"
 FULL_BATCH = (
     "images of a full batch; of smaller ones S learns less, by the root, and S and T1 return less, in proportion; "
     "0: never"
@@ -112,7 +110,7 @@ class SloMoFastConfig(OptimConfig):
     student_contrast: float = option(0.0, "weight of the contrastive loss on the student's features", low=0.0)
     student_ratio: float = option(0.0, "weight of the soft likelihood ratio on the student", low=0.0)
     student_pull: float = option(0.0, "share of the way the student returns to the source per step", low=0.0, high=1.0)
-    student_follow: float = option(0.0, FOLLOW, low=0.0, high=1.0)
+    student_follow: float = option(0.0, "share of the way the student returns to T1 per step", low=0.0, high=1.0)
     slow_agreement: float = option(0.0, "weight of T2's agreement with T1", low=0.0)
     members: tuple[str, ...] = option(
         ("student", "fast", "slow"), "networks whose logits are added to predict", choices=MEMBERS
@@ -188,7 +186,6 @@ class SloMoFastAdapter(Adapter):
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
         self.anchor = copy_network(model) if config.fast_anchor or config.student_pull else None
-        self.way_back = self.student_follows()
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
@@ -214,10 +211,6 @@ class SloMoFastAdapter(Adapter):
     def student_steps(self) -> dict[str, Any]:
         """Size and kind of the student's steps, where the config's do not count."""
         return {}
-
-    def student_follows(self) -> float:
-        """Share of the way the student returns to T1 per step."""
-        return self.config.student_follow
 
     def members(self) -> dict[str, nn.Module]:
         return {"student": self.student, "fast": self.fast, "slow": self.slow}
@@ -257,8 +250,8 @@ class SloMoFastAdapter(Adapter):
         if self.anchor is not None and config.student_pull:
             ema_update(self.student, self.anchor, 1.0 - config.student_pull * filled)
         ema_update(self.fast, self.student, self.fast_share)
-        if self.way_back:
-            ema_update(self.student, self.fast, 1.0 - self.way_back * filled)
+        if config.student_follow:
+            ema_update(self.student, self.fast, 1.0 - config.student_follow * filled)
         if self.anchor is not None and config.fast_anchor:
             ema_update(self.fast, self.anchor, 1.0 - config.fast_anchor * filled)
 
@@ -456,13 +449,10 @@ class SloMoFastStarConfig(SloMoFastConfig):
     student_share: float = option(
         0.04, "with BatchNorm and no lr: the student's step, as a share of each tensor's root mean square", above=0.0
     )
-    student_follow: float | None = option(  # type: ignore[assignment]
-        None, FOLLOW + "; left out: 0.01 with steps by student_share, 0 with others", low=0.0, high=1.0
-    )
     members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
     momentum: float = option(0.5, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
-    fast_momentum: float = option(0.98, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
-    fast_anchor: float = option(0.02, ANCHOR, low=0.0, high=1.0)
+    fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    fast_anchor: float = option(0.01, ANCHOR, low=0.0, high=1.0)
     full_batch: int = option(200, FULL_BATCH, low=0)
     restore: float = option(
         0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
@@ -485,19 +475,11 @@ class SloMoFastStar(SloMoFastAdapter):
     part = "all"
 
     def student_steps(self) -> dict[str, Any]:
+        # a weight in front of BatchNorm has no scale of its own: a share of its size means the same to every network
         if self.config.lr is not None:
             return {}
-        return {"lr": self.config.student_share, "relative": True} if self.moves_by_shares else {"lr": 1e-4}
-
-    def student_follows(self) -> float:
-        if self.config.student_follow is not None:
-            return self.config.student_follow
-        return STUDENT_FOLLOW if self.moves_by_shares else 0.0
-
-    @property
-    def moves_by_shares(self) -> bool:
-        """A weight in front of BatchNorm has no scale of its own: a share of its size means the same everywhere."""
-        return self.config.lr is None and "batch" in norm_kinds(self.student)
+        with_batch_norm = "batch" in norm_kinds(self.student)
+        return {"lr": self.config.student_share, "relative": True} if with_batch_norm else {"lr": 1e-4}
 
 
 def _float(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
