@@ -403,7 +403,7 @@ def test_the_fast_teacher_begins_as_a_mean_of_the_student_s_past(power: int) -> 
 
 
 def test_the_source_may_count_for_many_steps_of_that_mean() -> None:
-    options = {"fast_warmup": 1.0, "fast_prior": 3, "fast_momentum": 0.999, "fast_anchor": 0.0, "student_follow": 0.0}
+    options = {"fast_warmup": 1.0, "fast_prior": 3, "fast_momentum": 0.999, "fast_anchor": 0.0}
     adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options)
     source = flatten(list(adapter.prepare(batches(1)[0]).fast.parameters())).clone()
     past = [source] * 4

@@ -83,7 +83,6 @@ PAPER = {
     "augment_per": "batch",
     "fast_momentum": 0.99,
     "fast_anchor": 0.0,
-    "student_follow": 0.0,
     "full_batch": 0,
     "slow_every": 1,
     "restore": 0.01,
