@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from slomofast.core import fused
+from slomofast.core.neighbours import Neighbours, neighbour_norm
 
 Statistics = Literal["batch", "source", "blend", "ema", "robust"]
 
@@ -27,7 +28,8 @@ class TestTimeNorm(nn.Module):
     robust: the same average of biased variances, but a measuring pass normalises with the average it has just moved;
         gradients flow through the batch's part of it.
 
-    Where a batch holds one value per channel its variance means nothing, so the stored statistics serve.
+    Where a batch holds one value per channel its variance means nothing, so the stored statistics serve. With
+    `neighbours` the statistics of a batch are gathered for each image from images like it.
     """
 
     __test__ = False  # the name starts like a test class; pytest must not collect it
@@ -38,6 +40,7 @@ class TestTimeNorm(nn.Module):
         super().__init__()
         self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
         self.statistics, self.alpha, self.measuring = statistics, alpha, False
+        self.neighbours: Neighbours | None = None
         self.register_buffer("running_mean", _clone(layer.running_mean))
         self.register_buffer("running_var", _clone(layer.running_var))
 
@@ -45,6 +48,9 @@ class TestTimeNorm(nn.Module):
         """The normalised batch, behind a ReLU if asked for (one kernel on CUDA)."""
         lone = x.numel() == x.shape[1]
         if self.running_mean is None or (self.statistics == "batch" and not lone):
+            rows = self.neighbours.of(x) if self.neighbours else None
+            if rows is not None:
+                return neighbour_norm(x, rows, self.weight, self.bias, self.eps, relu)
             if fused.suits(x, self.weight, self.bias):
                 return fused.batch_norm(x, self.weight, self.bias, self.eps, relu)
             y = F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
@@ -104,6 +110,13 @@ def set_statistics(module: nn.Module, statistics: Statistics, alpha: float = 0.1
         else:
             set_statistics(child, statistics, alpha)
     return module
+
+
+def share_neighbours(module: nn.Module, neighbours: Neighbours) -> None:
+    """Let every BatchNorm of `module` look up whose statistics an image is normalised with."""
+    for layer in module.modules():
+        if isinstance(layer, TestTimeNorm):
+            layer.neighbours = neighbours
 
 
 @contextmanager

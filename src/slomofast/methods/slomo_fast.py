@@ -33,10 +33,12 @@ import torch
 from torch import Tensor, nn
 
 from slomofast.augment import MEAN_TEACHER, Destruction, Per, augment, destroy
+from slomofast.conditions import Conditions, Unmixed, can_tell, marks
 from slomofast.core.adapter import Adapter, Ensemble
 from slomofast.core.config import option
 from slomofast.core.errors import ConfigError
-from slomofast.core.norms import norm_kinds
+from slomofast.core.neighbours import Neighbours
+from slomofast.core.norms import norm_kinds, share_neighbours
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import (
     copy_network,
@@ -79,6 +81,7 @@ PAPER = {
     "candidates": 1.0,
     "soften": False,
     "against": "uniform",
+    "conditions": 0,
     "mirror": False,
     "augment_per": "batch",
     "fast_momentum": 0.99,
@@ -117,6 +120,11 @@ class SloMoFastConfig(OptimConfig):
     mirror: bool = option(
         True, "T1 looks at both the image and its mirror image, T2 at the latter, while sure predictions agree on both"
     )
+    conditions: int = option(
+        12, "BatchNorm's statistics by groups of images that look taken under the same condition; 0: of all", low=0
+    )
+    conditions_apart: float = option(7.0, "deviations from which two groups are different conditions", above=0.0)
+    conditions_shared: float = option(50.0, "images' worth of the whole batch in a group's statistics", above=0.0)
     select: Literal["uncertain", "all"] = option("all", "samples T2 learns from: where T1 is sure and T2 not, or all")
     fast_momentum: float = option(0.999, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
     fast_warmup: float = option(
@@ -176,6 +184,7 @@ class SloMoFastAdapter(Adapter):
     slow_source: Tensor
     student_source: Tensor
     anchor: Classifier | None
+    conditions: Conditions | None
     average: Tensor
     agreement: Tensor
 
@@ -188,6 +197,13 @@ class SloMoFastAdapter(Adapter):
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
+        self.neighbours, self.conditions = Neighbours(), None
+        if config.conditions and "batch" in norm_kinds(model) and can_tell(self.sample_shape or ()):
+            self.conditions = Conditions(
+                config.conditions, apart=config.conditions_apart, shared=config.conditions_shared
+            ).to(self.device)
+            for network in (self.student, self.fast, self.slow):
+                share_neighbours(network, self.neighbours)
         self.optimize("student", self.student, **self.student_steps())
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
@@ -212,17 +228,22 @@ class SloMoFastAdapter(Adapter):
         return {}
 
     def members(self) -> dict[str, nn.Module]:
-        return {"student": self.student, "fast": self.fast, "slow": self.slow}
+        networks = {"student": self.student, "fast": self.fast, "slow": self.slow}
+        return {name: self._unmixed(network) for name, network in networks.items()}
 
     def predictor(self) -> nn.Module:
-        networks = self.members()
+        networks: dict[str, nn.Module] = {"student": self.student, "fast": self.fast, "slow": self.slow}
         if self.mirrors:
             networks["fast"] = Mirror(self.fast, self.agreement, both=True)
             networks["slow"] = Mirror(self.slow, self.agreement, both=False)
-        return Ensemble({name: networks[name] for name in self.config.members}, self.vote)
+        return self._unmixed(Ensemble({name: networks[name] for name in self.config.members}, self.vote))
+
+    def _unmixed(self, network: nn.Module) -> nn.Module:
+        return network if self.conditions is None else Unmixed(network, self.conditions, self.neighbours)
 
     def adapt(self, x: Tensor) -> Tensor:
         config = self.config
+        self._tell_apart(x)
         fast_z, fast, sure = self._observe(x)
         prototypes, present = self.queues.prototypes()
         view = self._view(x)
@@ -260,6 +281,17 @@ class SloMoFastAdapter(Adapter):
             restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
         self._log_members(self.member_logits)
         return output
+
+    def _tell_apart(self, x: Tensor) -> None:
+        """Learn what conditions look like, and tell the norm layers whose statistics each image is normalised with."""
+        if self.conditions is None:
+            return
+        with self.only_if_usable(self.conditions.buffers()):
+            self.marks = marks(x)
+            self.conditions.learn(self.marks, self.steps)
+        rows = self.conditions.weights(self.marks)
+        self.neighbours.set(rows)
+        self.log("group_size", 1.0 / rows.square().sum(1).mean())
 
     def _filled(self, images: int) -> float:
         """How full a batch is. The noise of a gradient grows as batches shrink; ways back are counted in images."""
@@ -326,6 +358,8 @@ class SloMoFastAdapter(Adapter):
         # every n-th image, another first one each time
         stride = max(1, min(round(1 / config.candidates), len(x) // LEAST_CANDIDATES))
         tried = slice(self.steps % stride, None, stride)
+        if self.conditions is not None and stride > 1:
+            self.neighbours.set(self.conditions.weights(self.marks[tried]))
         views = [self.fast(destroy(x[tried], self.rng, config.destruction)) for _ in range(config.destroyed_views)]
         shaped = prediction_change(logits[tried], torch.stack(views).float()) >= config.change_threshold
         fit = sure[tried] & shaped
