@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from slomofast.core.neighbours import Neighbours
 
@@ -46,26 +47,40 @@ def marks(x: Tensor) -> Tensor:
     x = torch.nan_to_num(x.float()).clamp(0.0, 1.0)
     grey = x.mean(1, keepdim=True)
     colour = x - grey
-    found = []
-    for plane, levels in ((grey, LUMA_LEVELS), (colour, COLOUR_LEVELS)):
-        for _ in range(levels):
-            plane, across, down, both = _halved(plane)
-            found += [_energy(across), _energy(down), _energy(both), both.abs().mean((1, 2, 3)).square()]
-        found.append((plane - plane.mean((2, 3), keepdim=True)).square().mean((1, 2, 3)))
-    found.append(_energy(colour))
-    return torch.stack([*(0.5 * (energy + FLOOR).log() for energy in found), 2.0 * grey.mean((1, 2, 3))], 1)
+    in_grey, in_colour = _energies(torch.cat([grey, colour], 1))
+    energies = torch.cat([in_grey, in_colour, colour.square().mean((1, 2, 3))[:, None]], 1)
+    return torch.cat([0.5 * (energies + FLOOR).log(), 2.0 * grey.mean((2, 3))], 1)
 
 
-def _energy(plane: Tensor) -> Tensor:
-    return plane.square().mean((1, 2, 3))
+def _energies(planes: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the first plane and, for fewer sizes, of the mean of the others: energies of the detail of each size, with the
+    square of the mean size of the diagonal one, then that of what is left."""
+    first, others = [], []
+    for level in range(LUMA_LEVELS):
+        bands = _haar(planes)
+        detail, diagonal = bands[:, :, 1:], bands[:, :, 3]
+        found = torch.cat([detail.square().mean((3, 4)), diagonal.abs().mean((2, 3)).square()[..., None]], 2)
+        planes = bands[:, :, 0] / 2
+        first.append(found[:, 0])
+        if level < COLOUR_LEVELS:
+            others.append(found[:, 1:].mean(1))
+        if level == COLOUR_LEVELS - 1:
+            others.append(_variances(planes)[:, 1:].mean(1, keepdim=True))
+    return torch.cat([*first, _variances(planes)[:, :1]], 1), torch.cat(others, 1)
 
 
-def _halved(plane: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One step of Haar's transform: half the size, and the detail across, down and in both directions."""
-    height, width = plane.shape[2] // 2 * 2, plane.shape[3] // 2 * 2
-    a, b = plane[..., 0:height:2, 0:width:2], plane[..., 0:height:2, 1:width:2]
-    c, d = plane[..., 1:height:2, 0:width:2], plane[..., 1:height:2, 1:width:2]
-    return (a + b + c + d) / 4, (a - b + c - d) / 2, (a + b - c - d) / 2, (a - b - c + d) / 2
+def _variances(planes: Tensor) -> Tensor:
+    return planes.var((2, 3), unbiased=False)
+
+
+def _haar(planes: Tensor) -> Tensor:
+    """(B, C, H, W) to (B, C, 4, H / 2, W / 2): twice the mean, and the detail across, down and diagonal."""
+    height, width = planes.shape[2] // 2 * 2, planes.shape[3] // 2 * 2
+    corners = F.pixel_unshuffle(planes[..., :height, :width], 2).unflatten(1, (-1, 4))
+    left, right = corners[:, :, 0::2], corners[:, :, 1::2]
+    rows = torch.stack([left + right, left - right], 2)  # (B, C, sum or difference, upper or lower, ...)
+    upper, lower = rows[:, :, :, 0], rows[:, :, :, 1]
+    return torch.cat([upper + lower, upper - lower], 2) / 2
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -141,18 +156,26 @@ class Conditions(nn.Module):
             covariance = second - (mean * self.mass[:, None]).T @ mean
             self.precision.copy_(torch.linalg.inv_ex(covariance + ridge).inverse)
 
-    @torch.no_grad()
-    @_exactly
     def weights(self, found: Tensor) -> Tensor:
         """(B, B): how much each image counts in the statistics of another, by rows that add up to one."""
+        return self.rows(self.alike(found))
+
+    def rows(self, alike: Tensor) -> Tensor:
+        """Such weights from how much images are alike: a group has few, so that the whole batch counts in part."""
+        counted = alike + self.shared / len(alike)
+        return counted / counted.sum(1, keepdim=True)
+
+    @torch.no_grad()
+    @_exactly
+    def alike(self, found: Tensor) -> Tensor:
+        """(B, B): probability that two images are of one condition; zero everywhere where nothing is mixed."""
         member = self._members(self._standard(found))
         mean = self._standard(self.mean)
         gap = _distances(mean, mean, self.precision)
         alike = member @ torch.exp(-(gap / self.apart**2).square()) @ member.T
         mixed = ((1.0 - alike.mean() - ONE_CONDITION) / (MIXED - ONE_CONDITION)).clamp(0.0, 1.0)
-        mixed = torch.where(self.held.sum() >= ENOUGH * self.groups, mixed, 0.0)
-        counted = mixed * alike + self.shared / len(found)
-        return counted / counted.sum(1, keepdim=True)
+        mixed = torch.where(self.held.sum() >= min(ENOUGH * self.groups, len(self.held)), mixed, 0.0)
+        return mixed * alike
 
     def _standard(self, found: Tensor) -> Tensor:
         return ((found - self.centre) / self.spread).clamp(-OUTLIER, OUTLIER)

@@ -294,7 +294,9 @@ def test_cheaper_contrast_and_fewer_candidates_save_passes() -> None:
         adapter.prepare(x)
         seen: dict[str, list[int]] = {name: [] for name in ("student", "fast", "slow")}
         for name in seen:
-            getattr(adapter, name).body.register_forward_hook(lambda _, inputs, __, name=name: seen[name].append(len(inputs[0])))
+            getattr(adapter, name).body.register_forward_hook(
+                lambda _, inputs, __, name=name: seen[name].append(len(inputs[0]))
+            )
         adapter(x)
         return seen
 

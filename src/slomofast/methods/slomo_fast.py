@@ -81,7 +81,6 @@ PAPER = {
     "candidates": 1.0,
     "soften": False,
     "against": "uniform",
-    "conditions": 0,
     "mirror": False,
     "augment_per": "batch",
     "fast_momentum": 0.99,
@@ -121,7 +120,10 @@ class SloMoFastConfig(OptimConfig):
         True, "T1 looks at both the image and its mirror image, T2 at the latter, while sure predictions agree on both"
     )
     conditions: int = option(
-        12, "BatchNorm's statistics by groups of images that look taken under the same condition; 0: of all", low=0
+        0,
+        "groups of images told apart by their detail, such as 12: BatchNorm's statistics are those of images under the "
+        "same condition, where a batch mixes several; 0: those of the batch",
+        low=0,
     )
     conditions_apart: float = option(7.0, "deviations from which two groups are different conditions", above=0.0)
     conditions_shared: float = option(50.0, "images' worth of the whole batch in a group's statistics", above=0.0)
@@ -286,10 +288,11 @@ class SloMoFastAdapter(Adapter):
         """Learn what conditions look like, and tell the norm layers whose statistics each image is normalised with."""
         if self.conditions is None:
             return
+        found = marks(x)
         with self.only_if_usable(self.conditions.buffers()):
-            self.marks = marks(x)
-            self.conditions.learn(self.marks, self.steps)
-        rows = self.conditions.weights(self.marks)
+            self.conditions.learn(found, self.steps)
+        self.alike = self.conditions.alike(found)
+        rows = self.conditions.rows(self.alike)
         self.neighbours.set(rows)
         self.log("group_size", 1.0 / rows.square().sum(1).mean())
 
@@ -359,7 +362,7 @@ class SloMoFastAdapter(Adapter):
         stride = max(1, min(round(1 / config.candidates), len(x) // LEAST_CANDIDATES))
         tried = slice(self.steps % stride, None, stride)
         if self.conditions is not None and stride > 1:
-            self.neighbours.set(self.conditions.weights(self.marks[tried]))
+            self.neighbours.set(self.conditions.rows(self.alike[tried, tried]))
         views = [self.fast(destroy(x[tried], self.rng, config.destruction)) for _ in range(config.destroyed_views)]
         shaped = prediction_change(logits[tried], torch.stack(views).float()) >= config.change_threshold
         fit = sure[tried] & shaped
