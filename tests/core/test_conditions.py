@@ -421,3 +421,30 @@ def test_samples_that_are_no_images_are_predicted_and_refused_as_before() -> Non
     assert isinstance(adapter, SloMoFastAdapter) and adapter.conditions is None
     with pytest.raises(sf.InputError, match="looks at altered images"):
         adapter(x)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recorded_passes_are_told_about_each_batch_without_waiting(precision: str) -> None:
+    stream = [mixed(180)[0].cuda() for _ in range(8)]
+    outputs = {}
+    for recorded in (False, True):
+        adapter = sf.adapt(
+            tiny_net("batch").cuda(), "slomo_fast_star", conditions=12, precision=precision, graphs=recorded,
+            channels_last=True, check_input="off",
+        )  # fmt: skip
+        assert isinstance(adapter, SloMoFastAdapter)
+        outputs[recorded] = [adapter(x) for x in stream[:-1]]
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            outputs[recorded].append(adapter(stream[-1]))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        rows = adapter.neighbours.of(stream[0])
+        assert rows is not None and float(rows.max() - rows.min()) > 1 / 180
+        assert not recorded or all(recorder.passes for recorder in adapter._recorders())
+    bound = {"fp32": 2e-3, "bf16": 0.25}[precision]
+    for one, other in zip(outputs[False], outputs[True], strict=True):
+        torch.testing.assert_close(one, other, rtol=bound, atol=bound)
