@@ -121,6 +121,33 @@ def test_the_form_for_long_streams_is_that_of_the_rows(accuracy: ModuleType) -> 
     assert "| below the best of the others by | " + " | ".join(f"{lead:.2f}" for lead in leads) + " |" in page
 
 
+RISING = {
+    "0.04, 0.01 (the default)": "conditions=0",
+    "`student_follow=0.01`": "student_follow=0.01 conditions=12",
+    "0.02, 0.003": "student_share=0.02 fast_anchor=0.003 conditions=12",
+    "0.02, 0": "student_share=0.02 fast_anchor=0.0 conditions=12",
+    "0.01, 0.003": "student_share=0.01 fast_anchor=0.003 conditions=12",
+    "0.02, 0.003 with `slow_share=2`": "student_share=0.02 fast_anchor=0.003 slow_share=2.0 conditions=12",
+    "... with `student_contrast=0.5`": "student_share=0.02 fast_anchor=0.003 student_contrast=0.5 conditions=12",
+    "... with `restore=0.1`": "student_share=0.02 fast_anchor=0.003 restore=0.1 conditions=12",
+    "... with `restore=0.3 student_contrast=0.5 slow_share=2`": (
+        "student_share=0.02 fast_anchor=0.003 restore=0.3 student_contrast=0.5 slow_share=2.0 conditions=12"
+    ),
+}
+
+
+def test_validation_on_rising_severities_is_that_of_the_rows(accuracy: ModuleType) -> None:
+    page = (ROOT / "docs" / "reading-the-paper.md").read_text()
+    page = page[page.index("**Rising severities**") :].replace("**", "")
+    with (accuracy.RESULTS / "search_slomo_fast_star.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if "--severities 3,4,5 --images-per-domain 10000" in row["command"]]
+    for label, options in RISING.items():
+        (row,) = [row for row in rows if row["options"] == options]
+        by_severity = " | ".join(part.partition("=")[2] for part in row["by_severity_and_cycle"].split())
+        shown = re.search(re.escape(f"| {label} | {by_severity} | ") + r"([\d.]+) \|", page)
+        assert shown is not None and float(shown[1]) == pytest.approx(float(row["error"]), abs=0.0051), label
+
+
 def errors_of(
     folder: Path, files: tuple[str, ...], setting: str, images: str
 ) -> dict[tuple[str, str], dict[str, float]]:

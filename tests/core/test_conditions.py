@@ -114,6 +114,24 @@ def test_marks_know_direction_and_colour() -> None:
     assert float(marks(red)[0, 13]) > -2
 
 
+def test_marks_are_the_energies_of_haars_bands() -> None:
+    x = torch.rand(3, 3, 16, 24)
+    grey = x.mean(1, keepdim=True)
+    wanted = []
+    for plane, levels in ((grey, 3), (x - grey, 2)):
+        for _ in range(levels):
+            a, b = plane[..., ::2, ::2], plane[..., ::2, 1::2]
+            c, d = plane[..., 1::2, ::2], plane[..., 1::2, 1::2]
+            details = [(a - b + c - d) / 2, (a + b - c - d) / 2, (a - b - c + d) / 2]
+            wanted += [detail.square().mean((1, 2, 3)) for detail in details]
+            wanted.append(details[2].abs().mean((2, 3)).square().mean(1))
+            plane = (a + b + c + d) / 4
+        wanted.append(plane.var((2, 3), unbiased=False).mean(1))
+    wanted.append((x - grey).square().mean((1, 2, 3)))
+    logs = 0.5 * (torch.stack(wanted, 1) + 1e-4).log()
+    torch.testing.assert_close(marks(x), torch.cat([logs, 2 * x.mean((1, 2, 3))[:, None]], 1))
+
+
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 16), (32, 32)])
 def test_a_mirror_image_has_the_same_marks(height: int, width: int) -> None:
     x = torch.rand(6, 3, height, width)

@@ -204,7 +204,7 @@ class SloMoFastAdapter(Adapter):
             self.conditions = Conditions(
                 config.conditions, apart=config.conditions_apart, shared=config.conditions_shared
             ).to(self.device)
-            for network in (self.student, self.fast, self.slow):
+            for network in self._networks().values():
                 share_neighbours(network, self.neighbours)
         self.optimize("student", self.student, **self.student_steps())
         self.optimize("slow", self.slow, lr=config.slow_lr)
@@ -230,15 +230,17 @@ class SloMoFastAdapter(Adapter):
         return {}
 
     def members(self) -> dict[str, nn.Module]:
-        networks = {"student": self.student, "fast": self.fast, "slow": self.slow}
-        return {name: self._unmixed(network) for name, network in networks.items()}
+        return {name: self._unmixed(network) for name, network in self._networks().items()}
 
     def predictor(self) -> nn.Module:
-        networks: dict[str, nn.Module] = {"student": self.student, "fast": self.fast, "slow": self.slow}
+        networks = self._networks()
         if self.mirrors:
             networks["fast"] = Mirror(self.fast, self.agreement, both=True)
             networks["slow"] = Mirror(self.slow, self.agreement, both=False)
         return self._unmixed(Ensemble({name: networks[name] for name in self.config.members}, self.vote))
+
+    def _networks(self) -> dict[str, nn.Module]:
+        return {"student": self.student, "fast": self.fast, "slow": self.slow}
 
     def _unmixed(self, network: nn.Module) -> nn.Module:
         return network if self.conditions is None else Unmixed(network, self.conditions, self.neighbours)
