@@ -143,6 +143,10 @@ def test_lanes_begin_with_the_first_step_shown() -> None:
     [
         ("_norm_statistics", [], NORM),
         ("_norm_gradient_sums", ["NormBackward"], NORM),
+        ("_image_moments", [], NORM),
+        ("_image_gradient_sums", ["_NeighbourlyBackward"], NORM),
+        ("_gather", [], NORM),
+        ("void at::native::_scatter_gather_elementwise_kernel", ["aten::gather"], ELEMENTWISE),
         ("void at::native::batch_norm_backward_reduce", ["aten::native_batch_norm_backward"], NORM),
         ("triton_per_fused__native_batch_norm_legit_0", [], NORM),
         ("reduce_kernel", ["aten::linalg_vector_norm"], REST),

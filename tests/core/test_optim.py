@@ -162,3 +162,56 @@ def test_one_kernel_steps_as_the_single_operations_do(
     assert int(one.skipped) == int(other.skipped) == 2 and float(one.count) == float(other.count) == 3
     for a, b in zip([*plain, one.first, one.second], [*single, other.first, other.second], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def _turned_net(last: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 1), nn.Flatten(), nn.Linear(5 * 4 * 4, 2))
+    return cast(nn.Sequential, net.to(memory_format=torch.channels_last)) if last else net  # type: ignore[call-overload]
+
+
+def _walk(net: nn.Module, flat: FlatOptimizer, steps: int, pace: Tensor | None = None) -> None:
+    for seed in range(steps):
+        x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+        loss = net(x).square().mean()
+        flat.step(torch.autograd.grad(loss, flat.targets), loss, pace=pace)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_steps_and_saved_states_do_not_depend_on_memory(kind: str) -> None:
+    config = OptimConfig(optimizer=kind, lr=0.01, weight_decay=0.1, relative=True)  # type: ignore[arg-type]
+    nets = [_turned_net(last) for last in (False, True)]
+    plain, turned = (FlatOptimizer(list(net.parameters()), config) for net in nets)
+    assert not next(nets[1].parameters()).is_contiguous()
+    pace = torch.linspace(0.5, 2.0, plain.first.numel())
+    for net, flat in zip(nets, (plain, turned), strict=True):
+        _walk(net, flat, 3, pace)
+    torch.testing.assert_close(nets[1].state_dict(), nets[0].state_dict())
+    torch.testing.assert_close(turned.state_dict(), plain.state_dict())
+    assert not torch.allclose(turned.first, plain.first)  # in memory they differ
+    # either one goes on from the other's state
+    again = _turned_net(True)
+    resumed = FlatOptimizer(list(again.parameters()), config)
+    again.load_state_dict(nets[0].state_dict())
+    resumed.load_state_dict(plain.state_dict())
+    for net, flat in ((nets[0], plain), (again, resumed)):
+        _walk(net, flat, 2)
+    torch.testing.assert_close(again.state_dict(), nets[0].state_dict())
+
+
+def test_a_step_keeps_channels_last_memory_and_copies_nothing() -> None:
+    net = _turned_net(True)
+    flat = FlatOptimizer(list(net.parameters()), OptimConfig())
+    where = [(p.data_ptr(), p.stride()) for p in flat.targets]
+    _walk(net, flat, 1)
+    assert [(p.data_ptr(), p.stride()) for p in flat.targets] == where
+    views = flat._views(flat.first)
+    assert [v.stride() for v in views] == [p.stride() for p in flat.targets]
+    assert all(v.untyped_storage().data_ptr() == flat.first.data_ptr() for v in views)
+
+
+def test_a_state_of_another_size_is_refused_with_any_memory() -> None:
+    flat = FlatOptimizer(list(_turned_net(True).parameters()), OptimConfig())
+    state = {**flat.state_dict(), "first": torch.zeros(3)}
+    with pytest.raises(RuntimeError, match="first"):
+        flat.load_state_dict(state)

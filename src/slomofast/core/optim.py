@@ -2,6 +2,9 @@
 
 A gradient that holds NaN or Inf leaves parameters and moments as they were, decided by a mask rather than by a
 branch, so the host never waits for the device.
+
+The vector has the order of the parameters' memory, so that weights in channels-last memory are not turned round for a
+step and back again. A saved state has the order of their shapes, whatever the memory.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +67,8 @@ class FlatOptimizer(nn.Module):
     ) -> None:
         super().__init__()
         self._parameters_list = list(parameters)
+        self._layout = [(p.shape, _dense_strides(p)) for p in parameters]
+        self._turned = any(_is_turned(p) for p in parameters)  # whether memory has another order than the shapes
         self.config, self.lr = config, config.lr if lr is None else lr
         self.relative = config.relative if relative is None else relative
         device = parameters[0].device if parameters else torch.device("cpu")
@@ -98,15 +103,41 @@ class FlatOptimizer(nn.Module):
         if not targets:
             return
         dense = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, targets, strict=True)]
-        gradient = flatten(dense).float()
+        gradient = self._vector(dense).float()
         ok = torch.isfinite(torch.linalg.vector_norm(gradient, math.inf) + loss.detach())
         self.skipped += (~ok).long()
         ok = ok if when is None else ok & when
         self.count += ok
         change = self._fused_adam(gradient, ok) if self.fuses(gradient) else self._change(gradient, ok)
+        if isinstance(pace, Tensor) and pace.dim() and self._turned:
+            pace = self._vector(unflatten(pace, targets))
         if pace is not None:
             change = change * pace
-        torch._foreach_add_(cast(list[Tensor], targets), unflatten(change, targets))
+        torch._foreach_add_(cast(list[Tensor], targets), self._views(change))
+
+    def _vector(self, tensors: Sequence[Tensor]) -> Tensor:
+        """All values in one vector, in the order of the parameters' memory."""
+        return torch.cat(
+            [_in_memory(t.detach(), strides) for t, (_, strides) in zip(tensors, self._layout, strict=True)]
+        )
+
+    def _views(self, vector: Tensor) -> list[Tensor]:
+        """The parts of such a vector, laid out as the parameters are."""
+        parts = vector.split([math.prod(shape) for shape, _ in self._layout])
+        return [
+            part.as_strided(*layout, part.storage_offset()) for part, layout in zip(parts, self._layout, strict=True)
+        ]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in _moments(destination, prefix) if self._turned else ():
+            destination[name] = flatten(self._views(destination[name]))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        for name in _moments(state_dict, prefix) if self._turned else ():
+            if state_dict[name].numel() == self.first.numel():  # others are refused, by name, further on
+                state_dict[name] = self._vector(unflatten(state_dict[name], self._parameters_list))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def fuses(self, gradient: Tensor) -> bool:
         """Whether a step is one kernel: Adam without weight decay, of many weights, on CUDA."""
@@ -117,7 +148,7 @@ class FlatOptimizer(nn.Module):
     def _change(self, gradient: Tensor, ok: Tensor) -> Tensor:
         gradient = torch.where(ok, gradient, 0.0)
         if self.config.weight_decay:
-            gradient = gradient + self.config.weight_decay * flatten(self._parameters_list) * ok
+            gradient = gradient + self.config.weight_decay * self._vector(self._parameters_list) * ok
         change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
         return change * self.scale if self.relative else change
 
@@ -158,6 +189,39 @@ class FlatOptimizer(nn.Module):
         self.first.mul_(torch.where(ok, mu, 1.0)).add_(gradient)
         direction = gradient + mu * self.first if self.config.nesterov else self.first
         return direction * (-self.lr * ok)
+
+
+def _moments(state: Any, prefix: str) -> list[str]:
+    """Names of the vectors of a state that have a value for each of the parameters'."""
+    names = (prefix + "first", prefix + "second")
+    return [name for name in names if name in state and state[name].numel()]
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor whose memory has the order of its shape.
+
+    >>> _strides((2, 3, 5))
+    (15, 5, 1)
+    """
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _is_turned(tensor: Tensor) -> bool:
+    """Whether a tensor lies in channels-last memory, and that is not the order of its shape as well."""
+    turned = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return turned and not tensor.is_contiguous()
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Those of a tensor that fills its memory, or else of its shape."""
+    return tensor.stride() if tensor.is_contiguous() or _is_turned(tensor) else _strides(tensor.shape)
+
+
+def _in_memory(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The values as a vector, in the order that a tensor of these strides has in memory; a view where it can be one."""
+    if tensor.stride() != strides:
+        tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 @torch.no_grad()
