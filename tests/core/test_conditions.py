@@ -396,6 +396,14 @@ def test_one_absurd_pixel_spoils_no_later_batch(value: float, check_input: str, 
     assert_told_apart(adapter.neighbours.of(x), condition)
 
 
+def test_only_the_star_variant_tells_conditions_apart_unasked() -> None:
+    for method, groups in (("slomo_fast", None), ("slomo_fast_star", 12)):
+        adapter = sf.adapt(tiny_net("batch"), method)
+        adapter(torch.rand(8, 3, 16, 16))
+        assert isinstance(adapter, SloMoFastAdapter)
+        assert (None if adapter.conditions is None else adapter.conditions.groups) == groups
+
+
 def test_reset_forgets_conditions() -> None:
     adapter, stream = star(), [mixed(60)[0] for _ in range(3)]
     assert adapter.conditions is not None
@@ -413,13 +421,13 @@ def test_reset_forgets_conditions() -> None:
         ("group", (3, 16, 16), {"conditions": 12}),
         ("layer", (3, 16, 16), {"conditions": 12}),
         ("batch", (3, 7, 16), {"conditions": 12}),
-        ("batch", (3, 16, 16), {}),
+        ("batch", (3, 16, 16), {"conditions": 0}),
         ("batch", (3, 16, 16), {"preset": "paper"}),
     ],
-    ids=["group norm", "layer norm", "tiny images", "default", "paper"],
+    ids=["group norm", "layer norm", "tiny images", "asked not to", "paper"],
 )
 @pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])
-def test_other_networks_tiny_images_and_those_not_asked_to_do_without(
+def test_other_networks_tiny_images_and_those_asked_to_do_without(
     method: str, kind: str, shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     adapter = sf.adapt(tiny_net(kind), method, **options)

@@ -98,8 +98,11 @@ def test_weights_are_written_in_place_and_sizes_are_bounded() -> None:
 def test_equal_weights_leave_the_layers_their_usual_way() -> None:
     neighbours, x = Neighbours(), torch.zeros(3, 1, 1, 1)
     neighbours.set(torch.eye(3))
+    kept = neighbours.of(x)
     neighbours.set(torch.full((3, 3), 1 / 3))
     assert neighbours.of(x) is None
+    neighbours.set(torch.eye(3))
+    assert neighbours.of(x) is kept  # nothing is made anew
 
 
 @pytest.mark.gpu
@@ -114,13 +117,15 @@ def test_kernels_agree_with_the_formula(shape: tuple[int, ...], dtype: torch.dty
     weight, bias = torch.randn(2, shape[1], device="cuda")
     inputs = [t.clone().requires_grad_() for t in (x, weight, bias)]
     exact = [t.double().requires_grad_() for t in (x, weight, bias)]
+    bound = {torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
     with fused.kernels_on():
         assert fused.suits(inputs[0], inputs[1], inputs[2])
         ours = neighbour_norm(inputs[0], rows, inputs[1], inputs[2], 1e-5, relu)
     wanted = by_formula(exact[0], rows.double(), exact[1], exact[2])
-    wanted = F.relu(wanted) if relu else wanted
+    if relu:  # next to the bend rounding decides which of two slopes it is, of a few among millions
+        slope = torch.where(wanted.abs() < bound, 0.0, slope).to(dtype)
+        wanted = F.relu(wanted)
     assert ours.dtype == dtype and ours.is_contiguous(memory_format=torch.channels_last)
-    bound = {torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(ours.double(), wanted, rtol=bound, atol=bound)
     mine = torch.autograd.grad(ours, inputs, slope)
     theirs = torch.autograd.grad(wanted, exact, slope.double())

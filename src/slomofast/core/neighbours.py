@@ -28,22 +28,25 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._rows: dict[int, Tensor] = {}
+        self._one_group: set[int] = set()  # sizes of batches whose weights are known to be equal
 
     def set(self, rows: Tensor) -> None:
         """Take the weights (B, B) for the next passes over as many images."""
-        if rows.device.type == "cpu" and float(rows.max() - rows.min()) < 1e-6 / len(rows):
-            self._rows.pop(len(rows), None)
-            return
-        kept = self._rows.get(len(rows))
+        size = len(rows)
+        if rows.device.type == "cpu" and float(rows.max() - rows.min()) < 1e-6 / size:
+            self._one_group.add(size)
+        else:
+            self._one_group.discard(size)
+        kept = self._rows.get(size)
         if kept is not None and kept.device == rows.device:
             kept.copy_(rows)
         elif kept is not None or len(self._rows) < MOST_SIZES:
             with torch.inference_mode(False):  # it will be written to outside of that mode, too
-                self._rows[len(rows)] = rows.detach().float().clone()
+                self._rows[size] = rows.detach().float().clone()
 
     def of(self, x: Tensor) -> Tensor | None:
         """The weights for a batch of this size, if there are any."""
-        rows = self._rows.get(len(x)) if x.dim() == 4 else None
+        rows = self._rows.get(len(x)) if x.dim() == 4 and len(x) not in self._one_group else None
         return rows if rows is not None and rows.device == x.device else None
 
 

@@ -10,9 +10,10 @@ arXiv:2511.18468. `slomo_fast` trains the student's normalisation layers, `slomo
 
 The defaults go beyond the paper, chosen on the four extra corruptions: the student learns from an augmented view and is
 itself kept certain and diverse, T2 learns from all samples, T1 looks at an image and at its mirror image, T2 at the
-mirror image; all three predict, in the star variant T1 alone, which keeps a share of the source. Four choices save
-passes: the contrastive loss takes its second view from the student's pass, a quarter of the batch is tried for the
-queues, T2 learns from every other batch, and a student that does not predict looks at the augmented view alone.
+mirror image; all three predict. In the star variant T1 alone predicts and keeps a share of the source, T2 stays close
+to it, and images under the same condition share BatchNorm's statistics. Four choices save passes: the contrastive loss
+takes its second view from the student's pass, a quarter of the batch is tried for the queues, T2 learns from every
+other batch, and a student that does not predict looks at the augmented view alone.
 `preset="paper"` is the published form.
 
 The prediction returned is made before the step's updates. Where the paper leaves a choice or contradicts itself, the
@@ -67,16 +68,27 @@ PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
+SLOW_SHARE = "weight of the agreement with the slow teacher"
+STUDENT_CONTRAST = "weight of the contrastive loss on the student's features"
+CONDITIONS = (
+    "groups of images told apart by their detail, such as 12: BatchNorm's statistics are those of images under the "
+    "same condition, where a batch mixes several; 0: those of the batch"
+)
+FAST_MOMENTUM = "share of the old fast teacher per step [alpha]"
 ANCHOR = "share of the way T1 returns to the source per step"
+RESTORE = "share of T2's trained weights returned to the source per step [r]"
 FULL_BATCH = (
     "images of a full batch; of smaller ones S learns less, by the root, and S and T1 return less, in proportion; "
     "0: never"
 )
 PAPER = {
     "consistency": ("fast", "slow"),
+    "slow_share": 1.0,
     "members": ("student", "slow"),
     "select": "uncertain",
     "student_information": 0.0,
+    "student_contrast": 0.0,
+    "conditions": 0,
     "contrast_with": "slow",
     "candidates": 1.0,
     "soften": False,
@@ -105,10 +117,10 @@ class SloMoFastConfig(OptimConfig):
         "teachers the student agrees with; _aug: with an augmented view of its own",
         choices=PARTNERS,
     )
-    slow_share: float = option(1.0, "weight of the agreement with the slow teacher", low=0.0)
+    slow_share: float = option(1.0, SLOW_SHARE, low=0.0)
     weighting: Literal["none", "certainty"] = option("none", "weigh the student's samples by certainty and diversity")
     student_information: float = option(1.0, "weight of information maximisation on the student", low=0.0)
-    student_contrast: float = option(0.0, "weight of the contrastive loss on the student's features", low=0.0)
+    student_contrast: float = option(0.0, STUDENT_CONTRAST, low=0.0)
     student_ratio: float = option(0.0, "weight of the soft likelihood ratio on the student", low=0.0)
     student_pull: float = option(0.0, "share of the way the student returns to the source per step", low=0.0, high=1.0)
     student_follow: float = option(0.0, "share of the way the student returns to T1 per step", low=0.0, high=1.0)
@@ -119,16 +131,11 @@ class SloMoFastConfig(OptimConfig):
     mirror: bool = option(
         True, "T1 looks at both the image and its mirror image, T2 at the latter, while sure predictions agree on both"
     )
-    conditions: int = option(
-        0,
-        "groups of images told apart by their detail, such as 12: BatchNorm's statistics are those of images under the "
-        "same condition, where a batch mixes several; 0: those of the batch",
-        low=0,
-    )
+    conditions: int = option(0, CONDITIONS, low=0)
     conditions_apart: float = option(7.0, "deviations from which two groups are different conditions", above=0.0)
     conditions_shared: float = option(50.0, "images' worth of the whole batch in a group's statistics", above=0.0)
     select: Literal["uncertain", "all"] = option("all", "samples T2 learns from: where T1 is sure and T2 not, or all")
-    fast_momentum: float = option(0.999, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    fast_momentum: float = option(0.999, FAST_MOMENTUM, low=0.0, high=1.0)
     fast_warmup: float = option(
         0.0, "T1 begins as a mean of the student's past: 1 plain, more for later steps weigh more, 0 for never", low=0.0
     )
@@ -154,9 +161,7 @@ class SloMoFastConfig(OptimConfig):
     information_weight: float = option(1.0, "weight of information maximisation [lambda_IM]", low=0.0)
     temperature: float = option(0.1, "of the contrastive loss [tau]", above=0.0)
     projection: int = option(128, "width of the projector", low=1)
-    restore: float = option(
-        0.01, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
-    )
+    restore: float = option(0.01, RESTORE, low=0.0, high=1.0)
     restore_student: float = option(0.0, "the same for the student", low=0.0, high=1.0)
     calibrate: bool = option(True, "multiply the posterior by the batch's estimated class prior")
     against: Literal["auto", "uniform", "usual"] = option(
@@ -485,16 +490,17 @@ class SloMoFastStarConfig(SloMoFastConfig):
         None, "step size; left out: student_share with BatchNorm, 1e-4 without", low=0.0
     )
     student_share: float = option(
-        0.04, "with BatchNorm and no lr: the student's step, as a share of each tensor's root mean square", above=0.0
+        0.03, "with BatchNorm and no lr: the student's step, as a share of each tensor's root mean square", above=0.0
     )
+    slow_share: float = option(2.0, SLOW_SHARE, low=0.0)
+    student_contrast: float = option(0.5, STUDENT_CONTRAST, low=0.0)
     members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
+    conditions: int = option(12, CONDITIONS, low=0)
     momentum: float = option(0.5, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
-    fast_momentum: float = option(0.99, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
+    fast_momentum: float = option(0.98, FAST_MOMENTUM, low=0.0, high=1.0)
     fast_anchor: float = option(0.01, ANCHOR, low=0.0, high=1.0)
     full_batch: int = option(200, FULL_BATCH, low=0)
-    restore: float = option(
-        0.03, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
-    )
+    restore: float = option(0.3, RESTORE, low=0.0, high=1.0)
 
     def validate(self) -> None:
         super().validate()
