@@ -223,6 +223,30 @@ def test_the_default_is_the_choice_of_the_validation_rows(accuracy: ModuleType) 
         assert getattr(defaults, name) == float(value), name
 
 
+def test_cycles_trace_and_bursts_on_the_pages_are_those_of_the_rows(accuracy: ModuleType) -> None:
+    page, costs = (ROOT.joinpath("docs", name).read_text() for name in ("results.md", "benchmark.md"))
+
+    def rows(name: str) -> list[dict[str, str]]:
+        with (accuracy.RESULTS / name).open(newline="") as file:
+            return [row for row in csv.DictReader(file) if row["method"] == STAR and not row.get("options")]
+
+    returning = rows("returning_wrn28_10_h200.csv")
+    assert len(returning) == 7
+    for row in returning:
+        link, count = (" → ", 2) if row["setting"] == "cyclic" else (" ", 10)
+        assert link.join(row[f"cycle_{n}"] for n in range(1, count + 1)) in page
+    for kind in rows("trace_wrn28_10_h200.csv"):
+        assert f"| {float(kind['milliseconds']):.1f} | {float(kind['percent']):.1f} % |" in costs, kind["kind"]
+    for delta in ("0.1", "1.0"):
+        with_it, without = (
+            next(
+                row["error"] for row in rows("correlated_wrn40_2_cpu.csv") if (row["delta"], row["calibrate"]) == which
+            )
+            for which in ((delta, "True"), (delta, "False"))
+        )
+        assert f"| Dirichlet {float(delta):g} | **{with_it}**, {without} |" in page
+
+
 def errors_of(
     folder: Path, files: tuple[str, ...], setting: str, images: str
 ) -> dict[tuple[str, str], dict[str, float]]:

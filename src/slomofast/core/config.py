@@ -30,6 +30,18 @@ def option(
     return dataclasses.field(default=default, metadata=facts)
 
 
+def other_default(base: type, name: str, default: Any) -> Any:
+    """The option `name` of a base class with another default; its sentence and range stay.
+
+    >>> @dataclass(frozen=True)
+    ... class Base:
+    ...     share: float = option(0.5, "share of the old", low=0.0)
+    >>> other_default(Base, "share", 0.9).metadata["help"]
+    'share of the old'
+    """
+    return dataclasses.field(default=default, metadata=base.__dataclass_fields__[name].metadata)  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
 class AdapterConfig:
     """Base of every method's options. Subclasses add fields made with `option` and, if useful, `PRESETS`."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from slomofast.augment import Crop, augmix
 from slomofast.core.adapter import Adapter
-from slomofast.core.config import option
+from slomofast.core.config import option, other_default
 from slomofast.core.norms import norm_kinds
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, flatten, trainable, unflatten
@@ -45,8 +45,8 @@ class MemoConfig(OptimConfig):
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {"imagenet": {"lr": 2.5e-4, "views": 64, "crop": "resized"}}
 
     optimizer: Literal["adam", "sgd"] = option("sgd", "kind of gradient step")
-    lr: float = option(5e-3, "step size", low=0.0)
-    momentum: float = option(0.0, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
+    lr: float = other_default(OptimConfig, "lr", 5e-3)
+    momentum: float = other_default(OptimConfig, "momentum", 0.0)
     nesterov: bool = option(False, "Nesterov momentum (SGD only)")
     views: int = option(32, "augmented views of an image", low=1)
     steps: int = option(1, "updates per image", low=1)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from slomofast.augment import Per, augment
 from slomofast.core.adapter import Adapter
-from slomofast.core.config import option
+from slomofast.core.config import option, other_default
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import copy_network, flatten, unflatten
 from slomofast.core.registry import register
@@ -50,7 +50,7 @@ class PalmConfig(OptimConfig):
     }
 
     lr: float = option(5e-4, "step size, before a tensor's own pace", low=0.0)
-    momentum: float = option(0.0, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
+    momentum: float = other_default(OptimConfig, "momentum", 0.0)
     beta2: float = option(0.0, "Adam's second-moment decay", low=0.0, high=0.999999)
     temperature: float = option(50.0, "that softens predictions before the selection [T]", above=0.0)
     threshold: float = option(1.0, "largest sum of absolute gradients of a selected tensor [eta]", low=0.0)

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from slomofast.augment import MEAN_TEACHER, Destruction, Per, augment, destroy
 from slomofast.conditions import Conditions, Unmixed, can_tell, marks
 from slomofast.core.adapter import Adapter, Ensemble
-from slomofast.core.config import option
+from slomofast.core.config import option, other_default
 from slomofast.core.errors import ConfigError
 from slomofast.core.neighbours import Neighbours
 from slomofast.core.norms import norm_kinds, share_neighbours
@@ -68,19 +68,6 @@ PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
-SLOW_SHARE = "weight of the agreement with the slow teacher"
-STUDENT_CONTRAST = "weight of the contrastive loss on the student's features"
-CONDITIONS = (
-    "groups of images told apart by their detail, such as 12: BatchNorm's statistics are those of images under the "
-    "same condition, where a batch mixes several; 0: those of the batch"
-)
-FAST_MOMENTUM = "share of the old fast teacher per step [alpha]"
-ANCHOR = "share of the way T1 returns to the source per step"
-RESTORE = "share of T2's trained weights returned to the source per step [r]"
-FULL_BATCH = (
-    "images of a full batch; of smaller ones S learns less, by the root, and S and T1 return less, in proportion; "
-    "0: never"
-)
 PAPER = {
     "consistency": ("fast", "slow"),
     "slow_share": 1.0,
@@ -117,10 +104,10 @@ class SloMoFastConfig(OptimConfig):
         "teachers the student agrees with; _aug: with an augmented view of its own",
         choices=PARTNERS,
     )
-    slow_share: float = option(1.0, SLOW_SHARE, low=0.0)
+    slow_share: float = option(1.0, "weight of the agreement with the slow teacher", low=0.0)
     weighting: Literal["none", "certainty"] = option("none", "weigh the student's samples by certainty and diversity")
     student_information: float = option(1.0, "weight of information maximisation on the student", low=0.0)
-    student_contrast: float = option(0.0, STUDENT_CONTRAST, low=0.0)
+    student_contrast: float = option(0.0, "weight of the contrastive loss on the student's features", low=0.0)
     student_ratio: float = option(0.0, "weight of the soft likelihood ratio on the student", low=0.0)
     student_pull: float = option(0.0, "share of the way the student returns to the source per step", low=0.0, high=1.0)
     student_follow: float = option(0.0, "share of the way the student returns to T1 per step", low=0.0, high=1.0)
@@ -131,17 +118,27 @@ class SloMoFastConfig(OptimConfig):
     mirror: bool = option(
         True, "T1 looks at both the image and its mirror image, T2 at the latter, while sure predictions agree on both"
     )
-    conditions: int = option(0, CONDITIONS, low=0)
+    conditions: int = option(
+        0,
+        "groups of images told apart by their detail, such as 12: BatchNorm's statistics are those of images under the "
+        "same condition, where a batch mixes several; 0: those of the batch",
+        low=0,
+    )
     conditions_apart: float = option(7.0, "deviations from which two groups are different conditions", above=0.0)
     conditions_shared: float = option(50.0, "images' worth of the whole batch in a group's statistics", above=0.0)
     select: Literal["uncertain", "all"] = option("all", "samples T2 learns from: where T1 is sure and T2 not, or all")
-    fast_momentum: float = option(0.999, FAST_MOMENTUM, low=0.0, high=1.0)
+    fast_momentum: float = option(0.999, "share of the old fast teacher per step [alpha]", low=0.0, high=1.0)
     fast_warmup: float = option(
         0.0, "T1 begins as a mean of the student's past: 1 plain, more for later steps weigh more, 0 for never", low=0.0
     )
     fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
-    fast_anchor: float = option(0.0, ANCHOR, low=0.0, high=1.0)
-    full_batch: int = option(0, FULL_BATCH, low=0)
+    fast_anchor: float = option(0.0, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
+    full_batch: int = option(
+        0,
+        "images of a full batch; of smaller ones S learns less, by the root, and S and T1 return less, in proportion; "
+        "0: never",
+        low=0,
+    )
     slow_lr: float = option(1e-3, "step size of T2's norm layers", low=0.0)
     slow_every: int = option(2, "batches between two updates of T2; it looks at all of them", low=1)
     projector_lr: float = option(1e-2, "step size of the projector", low=0.0)
@@ -161,7 +158,9 @@ class SloMoFastConfig(OptimConfig):
     information_weight: float = option(1.0, "weight of information maximisation [lambda_IM]", low=0.0)
     temperature: float = option(0.1, "of the contrastive loss [tau]", above=0.0)
     projection: int = option(128, "width of the projector", low=1)
-    restore: float = option(0.01, RESTORE, low=0.0, high=1.0)
+    restore: float = option(
+        0.01, "share of T2's trained weights returned to the source per step [r]", low=0.0, high=1.0
+    )
     restore_student: float = option(0.0, "the same for the student", low=0.0, high=1.0)
     calibrate: bool = option(True, "multiply the posterior by the batch's estimated class prior")
     against: Literal["auto", "uniform", "usual"] = option(
@@ -492,15 +491,15 @@ class SloMoFastStarConfig(SloMoFastConfig):
     student_share: float = option(
         0.03, "with BatchNorm and no lr: the student's step, as a share of each tensor's root mean square", above=0.0
     )
-    slow_share: float = option(2.0, SLOW_SHARE, low=0.0)
-    student_contrast: float = option(0.5, STUDENT_CONTRAST, low=0.0)
-    members: tuple[str, ...] = option(("fast",), "networks whose logits are added to predict", choices=MEMBERS)
-    conditions: int = option(12, CONDITIONS, low=0)
-    momentum: float = option(0.5, "Adam's beta1, or SGD's momentum", low=0.0, high=0.9999)
-    fast_momentum: float = option(0.98, FAST_MOMENTUM, low=0.0, high=1.0)
-    fast_anchor: float = option(0.01, ANCHOR, low=0.0, high=1.0)
-    full_batch: int = option(200, FULL_BATCH, low=0)
-    restore: float = option(0.3, RESTORE, low=0.0, high=1.0)
+    slow_share: float = other_default(SloMoFastConfig, "slow_share", 2.0)
+    student_contrast: float = other_default(SloMoFastConfig, "student_contrast", 0.5)
+    members: tuple[str, ...] = other_default(SloMoFastConfig, "members", ("fast",))
+    conditions: int = other_default(SloMoFastConfig, "conditions", 12)
+    momentum: float = other_default(SloMoFastConfig, "momentum", 0.5)
+    fast_momentum: float = other_default(SloMoFastConfig, "fast_momentum", 0.98)
+    fast_anchor: float = other_default(SloMoFastConfig, "fast_anchor", 0.01)
+    full_batch: int = other_default(SloMoFastConfig, "full_batch", 200)
+    restore: float = other_default(SloMoFastConfig, "restore", 0.3)
 
     def validate(self) -> None:
         super().validate()
