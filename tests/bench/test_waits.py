@@ -23,6 +23,7 @@ from slomofast.bench.profile import (
     read_trace,
 )
 from slomofast.bench.waits import guarded, marked_parts, watch_steps
+from slomofast.core.neighbours import Neighbours
 from slomofast.core.optim import FlatOptimizer
 from slomofast.methods import slomo_fast
 from slomofast.models import load_source
@@ -189,6 +190,13 @@ def test_a_step_on_the_cpu_falls_into_all_kinds() -> None:
     assert len(trace.steps) == 2 and list(trace.lanes()) == list(trace.marks()) == ["host"]
     assert trace.counts()["aten::item"] > 0  # a CPU reads its verdicts at once; there is nothing to wait for
     assert "host_name" not in report.chrome
+
+
+def test_statistics_gathered_by_image_are_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Neighbours.set
+    monkeypatch.setattr(Neighbours, "set", lambda self, rows: real(self, (rows + torch.eye(len(rows))) / 2))
+    report = watch_steps(load_source("wrn_10_1"), [torch.rand(4, 3, 8, 8)], "slomo_fast_star", steps=2, warm_up=1)
+    assert NORM in {cost.kind for cost in report.trace.costs()}
 
 
 def test_a_method_that_needs_source_data_gets_it() -> None:

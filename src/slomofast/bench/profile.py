@@ -36,7 +36,9 @@ _REPLAYING_CALLS = re.compile(r"GraphLaunch")
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
 TO_HOST = "Memcpy DtoH"
 _NORM_NAMES = re.compile(
-    r"(batch|group|layer|instance|rms)_?norm|\b_norm_|\b_image_(moments|apply|gradient)|\b_gather\b|\bbn_(fw|bw)", re.I
+    r"(batch|group|layer|instance|rms)_?norm|\b_norm_|\b_image_(moments|apply|gradient)|\b_gather\b|\bbn_(fw|bw)"
+    r"|\b_Neighbourly",
+    re.I,
 )
 _PRODUCT_OPS = re.compile(
     r"conv(\d|_|olution)|\baten::(linear|addmm|mm|bmm|baddbmm|matmul|einsum)\b|attention|\b(Addmm|Mm|Bmm|Linear)Backward",
