@@ -27,6 +27,7 @@ from slomofast.bench import (
     run_sweep,
 )
 from slomofast.bench.estimate import Estimator, Length, stream_length
+from slomofast.bench.run import attempt
 from slomofast.core.errors import ConfigError
 from slomofast.streams import list_settings
 
@@ -59,6 +60,7 @@ class Heard:
         self.starts: list[str] = []
         self.progress: list[Any] = []
         self.records: list[dict] = []
+        self.stops: list[Any] = []
 
     def started(self, id: str, worker: str) -> None:
         self.starts.append(id)
@@ -68,6 +70,9 @@ class Heard:
 
     def finished(self, record: dict) -> None:
         self.records.append(record)
+
+    def stopped(self, job: Any) -> None:
+        self.stops.append(job)
 
 
 def small_sweep(tiny: Job, methods: tuple[str, ...] = ("source", "bn", "tent")) -> Sweep:
@@ -278,6 +283,52 @@ def test_a_job_that_kills_every_worker_is_given_up(tiny: Job, tmp_path, monkeypa
     assert row is not None and row.status == "failed"
 
 
+def test_a_sweep_whose_time_is_up_goes_on_from_there(tiny: Job, tmp_path, monkeypatch) -> None:
+    sweep, calm, store = small_sweep(tiny), Store(tmp_path / "calm"), Store(tmp_path / "short")
+    run_sweep(sweep, calm, options=CPU)
+    asked = iter(range(99))  # before each job, and after each of its steps but the last
+    monkeypatch.setattr(RunOptions, "time_is_up", property(lambda self: self.until is not None and next(asked) > 8))
+    heard, limited = Heard(), dataclasses.replace(CPU, until=0.0)
+    summary = run_sweep(sweep, store, options=limited, listener=heard)
+    assert summary.ok and (summary.ran, summary.left) == (1, 2)
+    assert heard.stops == [(resolve(sweep.jobs[1]).id, 3, 6)] and len(heard.starts) == 2
+    summary = run_sweep(sweep, store, options=CPU)
+    assert (summary.skipped, summary.ran, summary.left) == (1, 2, 0)
+    assert contents(store) == contents(calm)
+    assert store.find(resolve(sweep.jobs[1]).id)["environment"]["interruptions"] == 1
+
+
+def test_without_checkpoints_a_stopped_job_begins_again(tiny: Job, tmp_path) -> None:
+    options = RunOptions(device="cpu", checkpoint_every=0, until=0.0)
+    assert attempt(resolve(tiny), Store(tmp_path), options) == (resolve(tiny).id, 1, 6)
+    assert not list(tmp_path.rglob("*.pt"))
+    summary = run_sweep(small_sweep(tiny), Store(tmp_path), options=options)
+    assert (summary.ran, summary.left) == (0, 3)
+
+
+def stopped_by_workers(sweep: Sweep, store: Store, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that find their time to be up, which the process that hands out jobs does not."""
+    heard = Heard()
+    with monkeypatch.context() as here:
+        here.setattr(RunOptions, "time_is_up", False)
+        summary = run_sweep(sweep, store, executor, dataclasses.replace(CPU, until=0.0), heard)
+    assert summary.ok and (summary.ran, summary.left) == (0, len(sweep.jobs))
+    assert {(stop.step, stop.steps) for stop in heard.stops} == {(1, 6)}
+    assert {stop.id for stop in heard.stops} == {resolve(job).id for job in sweep.jobs}
+
+
+def test_worker_processes_stop_when_the_time_is_up(tiny: Job, tmp_path, monkeypatch) -> None:
+    sweep, here, there = small_sweep(tiny), Store(tmp_path / "here"), Store(tmp_path / "there")
+    executor = Processes(2, threads=1)
+    stopped_by_workers(sweep, there, executor, monkeypatch)
+    heard = Heard()
+    assert run_sweep(sweep, there, executor, dataclasses.replace(CPU, until=0.0), heard).left == 3 and not heard.starts
+    run_sweep(sweep, here, options=CPU)
+    assert run_sweep(sweep, there, executor, CPU).left == 0
+    assert contents(here) == contents(there)
+    assert {record["environment"]["interruptions"] for record in there} == {1}
+
+
 def test_executors_refuse_nonsense() -> None:
     with pytest.raises(ConfigError, match="workers is 0"):
         Processes(0)
@@ -285,7 +336,7 @@ def test_executors_refuse_nonsense() -> None:
         Processes(1, per_gpu=0)
 
 
-def test_ray_gives_the_same_records_and_survives_a_lost_worker(tiny: Job, tmp_path) -> None:
+def test_ray_gives_the_same_records_and_survives_a_lost_worker(tiny: Job, tmp_path, monkeypatch) -> None:
     ray = pytest.importorskip("ray")
     from slomofast.bench.cluster import RayCluster
 
@@ -306,6 +357,9 @@ def test_ray_gives_the_same_records_and_survives_a_lost_worker(tiny: Job, tmp_pa
     try:
         thief = Thief()
         summary = run_sweep(sweep, there, RayCluster(threads=1), CPU, thief)
+        stopped_by_workers(small_sweep(tiny), Store(tmp_path / "stopped"), RayCluster(threads=1), monkeypatch)
+        late = dataclasses.replace(CPU, until=0.0)
+        assert run_sweep(small_sweep(tiny), Store(tmp_path / "late"), RayCluster(threads=1), late).left == 3
     finally:
         ray.shutdown()
     assert thief.stolen, "no worker was killed: the test tested nothing"

@@ -100,6 +100,8 @@ def test_run_with_every_metric(tmp_path: Path) -> None:
         (["run", "tent", "--weights", "/nowhere.safetensors"], "no weight file /nowhere.safetensors"),
         (["sweep"], "either a sweep file or --preset"),
         (["sweep", "--preset", "quik"], "did you mean 'quick'"),
+        (["sweep", "--preset", "quick", "--for", "soon"], "--for 'soon' is no time; write for example --for 90s"),
+        (["sweep", "--preset", "quick", "--for", "0m"], "--for '0m' is no time"),
         (["sweep", "missing.toml"], "no sweep file missing.toml"),
         (["methods", "tnet"], "did you mean 'tent'"),
     ],
@@ -128,6 +130,15 @@ def test_sweep_runs_skips_and_plans(tmp_path: Path) -> None:
     assert "0 run, 2 there already, 0 failed" in call("sweep", file, "--out", out, "--device", "cpu")
     file.write_text(SWEEP.replace('"bn"]', '"bn"]\nseeds = [0, 1]'))
     assert "2 run, 2 there already" in call("sweep", file, "--out", out, "--device", "cpu")
+
+
+def test_a_sweep_stops_when_its_time_is_up(tmp_path: Path) -> None:
+    file, out = tmp_path / "my.toml", tmp_path / "runs"
+    file.write_text(SWEEP)
+    text = call("sweep", file, "--out", out, "--device", "cpu", "--for", "0.001s", code=75)
+    assert "0 run, 0 there already, 0 failed" in text
+    assert "the time is up: 2 jobs are left; the same command continues" in text
+    assert "2 run, 0 there already, 0 failed" in call("sweep", file, "--out", out, "--device", "cpu", "--for", "1h")
 
 
 def test_sweep_with_failures_says_so_and_exits_with_one(tmp_path: Path) -> None:

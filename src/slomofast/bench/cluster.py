@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slomofast.bench.executors import LIVES, Listener, available_cores, prepare_worker
+from slomofast.bench.executors import LIVES, Listener, available_cores, prepare_worker, tell
 from slomofast.bench.job import Resolved
 from slomofast.bench.outcome import failure
-from slomofast.bench.run import Progress, RunOptions, attempt, keep
+from slomofast.bench.run import Progress, RunOptions, Stopped, attempt
 from slomofast.bench.store import Record, Store
 from slomofast.core.errors import ConfigError
 
@@ -67,18 +67,20 @@ class RayCluster:
         limit = self.workers or len(jobs)
         try:
             while waiting or running:
+                if options.time_is_up:
+                    waiting.clear()
                 while waiting and len(running) < limit:
                     job = waiting.popleft()
                     running[task.remote(job, setup, board)] = job
-                done, _ = ray.wait(list(running), timeout=0.3)
+                done, _ = ray.wait(list(running), timeout=0.3) if running else ([], [])
                 _relay(ray, board, listener)
                 for reference in done:
                     job = running.pop(reference)
-                    record = self._collect(ray, reference, job, deaths)
-                    if record is None:
+                    outcome = self._collect(ray, reference, job, deaths)
+                    if outcome is None:
                         waiting.append(job)
                     else:
-                        listener.finished(keep(record, store))
+                        tell(outcome, store, listener)
         finally:
             for reference in running:
                 with contextlib.suppress(Exception):
@@ -86,8 +88,8 @@ class RayCluster:
             ray.kill(board)
             (store.path / _TOKEN).unlink(missing_ok=True)
 
-    def _collect(self, ray: Any, reference: Any, job: Resolved, deaths: dict[str, int]) -> Record | None:
-        """The record of a finished task; None when its worker was lost and it deserves another."""
+    def _collect(self, ray: Any, reference: Any, job: Resolved, deaths: dict[str, int]) -> Record | Stopped | None:
+        """What came of a finished task; None when its worker was lost and it deserves another."""
         try:
             return ray.get(reference)
         except ray.exceptions.RayError as error:
@@ -123,7 +125,7 @@ class _Board:
         return news
 
 
-def _work(job: Resolved, setup: _Setup, board: Any) -> Record:
+def _work(job: Resolved, setup: _Setup, board: Any) -> Record | Stopped:
     """What a Ray worker does: run the job where the store can be seen, or in a scratch folder."""
     prepare_worker(setup.threads, setup.plugins, setup.path)
     board.post.remote(job.id, None)

@@ -133,7 +133,8 @@ def seconds_per_step(resolved: Resolved, options: RunOptions) -> float | None:
     short = dataclasses.replace(resolved, job=job, id=f"{resolved.id}-calibration")
     with tempfile.TemporaryDirectory(prefix="slomofast-") as folder:
         try:
-            execute(short, Store(folder), options, on_step=lambda step: marks.append(_when_done(step)))
+            whole = dataclasses.replace(options, until=None)
+            execute(short, Store(folder), whole, on_step=lambda step: marks.append(_when_done(step)))
         except (SlomofastError, RuntimeError, MemoryError):
             return None
     if len(marks) < 2:

@@ -28,7 +28,7 @@ import torch
 
 from slomofast.bench.job import Resolved
 from slomofast.bench.outcome import failure
-from slomofast.bench.run import Progress, RunOptions, attempt, keep
+from slomofast.bench.run import Progress, RunOptions, Stopped, attempt, keep
 from slomofast.bench.store import Record, Store
 from slomofast.core.errors import ConfigError
 
@@ -47,6 +47,9 @@ class Listener(Protocol):
     def finished(self, record: Record) -> None:
         """A job is done or failed, and its record is in the store."""
 
+    def stopped(self, job: Stopped) -> None:
+        """A job has no record yet, because the time was up."""
+
 
 class Silent:
     """A listener that does nothing."""
@@ -56,6 +59,8 @@ class Silent:
     def progressed(self, progress: Progress) -> None: ...
 
     def finished(self, record: Record) -> None: ...
+
+    def stopped(self, job: Stopped) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,18 @@ class InProcess:
         if self.threads:
             torch.set_num_threads(self.threads)
         for resolved in jobs:
+            if options.time_is_up:
+                return
             listener.started(resolved.id, "here")
-            record = keep(attempt(resolved, store, options, listener.progressed), store)
-            listener.finished(record)
+            tell(attempt(resolved, store, options, listener.progressed), store, listener)
+
+
+def tell(outcome: Record | Stopped, store: Store, listener: Listener) -> None:
+    """Store a record and say so, or say that there is none yet."""
+    if isinstance(outcome, Stopped):
+        listener.stopped(outcome)
+    else:
+        listener.finished(keep(outcome, store))
 
 
 def available_cores() -> int:
@@ -106,6 +120,8 @@ class Processes:
         crew: list[_Worker] = []
         try:
             while waiting or any(worker.job for worker in crew):
+                if options.time_is_up:
+                    waiting.clear()
                 while len(crew) < count and waiting:
                     crew.append(self._hire(_free_number(crew), store, options))
                 for worker in crew:
@@ -116,6 +132,9 @@ class Processes:
                     message = worker.receive()
                     if isinstance(message, Progress):
                         listener.progressed(message)
+                    elif isinstance(message, Stopped):
+                        worker.job = None
+                        listener.stopped(message)
                     elif message is not None:
                         worker.job = None
                         listener.finished(message)
@@ -225,7 +244,8 @@ def _serve(pipe: Connection, setup: _Setup) -> None:
 
     with contextlib.suppress(EOFError, OSError):
         while True:
-            pipe.send(keep(attempt(pipe.recv(), store, setup.options, notify), store))
+            outcome = attempt(pipe.recv(), store, setup.options, notify)
+            pipe.send(outcome if isinstance(outcome, Stopped) else keep(outcome, store))
 
 
 def prepare_worker(threads: int, plugins: Iterable[str], path: Iterable[str] = ()) -> None:

@@ -51,12 +51,15 @@ class RunOptions:
         on_oom: `fail` records a job that runs out of memory as failed; `micro-batch` tries once more with half the
             batch size and says so in the record.
         notify_every: seconds between progress messages.
+        until: the moment (`time.time()`) when a running job writes a checkpoint and stops, and no other is begun;
+            None for never.
     """
 
     device: str | None = None
     checkpoint_every: int = 200
     on_oom: str = "fail"
     notify_every: float = 0.5
+    until: float | None = None
 
     def __post_init__(self) -> None:
         if self.on_oom not in ON_OOM:
@@ -67,6 +70,23 @@ class RunOptions:
     def on(self, device: str | None) -> RunOptions:
         """The same on another device."""
         return dataclasses.replace(self, device=device)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether jobs are to stop."""
+        return self.until is not None and time.time() >= self.until
+
+
+class Stopped(NamedTuple):
+    """In place of a record: a job that stopped because its time was up, after so many steps."""
+
+    id: str
+    step: int
+    steps: int
+
+
+class _TimeUp(Exception):
+    """Raised out of a job that stops; how far it came is in its argument."""
 
 
 class Progress(NamedTuple):
@@ -118,10 +138,15 @@ def attempt(
     store: Store,
     options: RunOptions,
     on_progress: Callable[[Progress], None] | None = None,
-) -> Record:
-    """Run a job and give back its record whatever happens: failures are records too. The caller stores it."""
+) -> Record | Stopped:
+    """Run a job and give back its record whatever happens: failures are records too. The caller stores it.
+
+    Only a job whose time is up has none; it continues from its checkpoint when it is run again.
+    """
     try:
         return execute(resolved, store, options, on_progress)
+    except _TimeUp as stop:
+        return Stopped(resolved.id, *stop.args)
     except Exception as error:
         if not out_of_memory(error):
             return failure(resolved, reason_for(error), error)
@@ -133,7 +158,7 @@ def attempt(
 
 def _smaller(
     resolved: Resolved, store: Store, options: RunOptions, on_progress: Callable[[Progress], None] | None
-) -> Record:
+) -> Record | Stopped:
     """One more try with half the batch; the record keeps the id of what was asked for and says what was done."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -144,6 +169,8 @@ def _smaller(
     note = f"out of memory with batch size {resolved.job.batch_size}: ran with {size} instead"
     try:
         record = execute(half, store, options, _renamed(on_progress, resolved.id))
+    except _TimeUp as stop:
+        return Stopped(resolved.id, *stop.args)
     except Exception as error:
         reason = "out of memory again" if out_of_memory(error) else reason_for(error)
         return failure(resolved, f"{note}; then: {reason}", error)
@@ -251,8 +278,12 @@ class _Run:
                 on_step(step)
             meter.update(step)
             self.seconds = time.perf_counter() - begun
-            if every and self.position % every == 0 and self.position < self.stream.total:
-                self._save()
+            if self.position < self.stream.total:
+                stop = self.options.time_is_up
+                if every and (stop or self.position % every == 0):
+                    self._save()
+                if stop:
+                    raise _TimeUp(self.position, self.stream.total)
 
     def _save(self) -> None:
         trace = {

@@ -20,7 +20,7 @@ from slomofast.bench.executors import InProcess, Listener, Silent
 from slomofast.bench.job import Job, Resolved, unresolved_id
 from slomofast.bench.outcome import failure, reason_for
 from slomofast.bench.parts import check_options, resolve
-from slomofast.bench.run import RunOptions
+from slomofast.bench.run import RunOptions, Stopped
 from slomofast.bench.store import Record, Store
 from slomofast.core.errors import ConfigError, unknown_name
 from slomofast.core.registry import list_methods
@@ -241,10 +241,11 @@ class Plan:
 
 @dataclass
 class Summary:
-    """How a sweep went. `ok` means that every job of it has a finished record."""
+    """How a sweep went. `ok` means that nothing failed; `left` counts jobs without a record, because time was up."""
 
     ran: int = 0
     skipped: int = 0
+    left: int = 0
     failed: list[tuple[str, str, str]] = field(default_factory=list)  # (id, title, reason)
     damaged: list[Path] = field(default_factory=list)
 
@@ -308,6 +309,7 @@ def run_sweep(
     counting = _Counting(listener, summary, titles)
     if plan.todo:
         (executor or InProcess()).run(plan.todo, store, options or RunOptions(), counting)
+        summary.left = len(plan.todo) - counting.heard
     summary.damaged = list(store.damaged)
     return summary
 
@@ -334,6 +336,7 @@ class _Counting:
     listener: Listener
     summary: Summary
     titles: Mapping[str, str]
+    heard: int = 0
 
     def started(self, id: str, worker: str) -> None:
         self.listener.started(id, worker)
@@ -341,7 +344,11 @@ class _Counting:
     def progressed(self, progress: Any) -> None:
         self.listener.progressed(progress)
 
+    def stopped(self, job: Stopped) -> None:
+        self.listener.stopped(job)
+
     def finished(self, record: Record) -> None:
+        self.heard += 1
         if record["status"] == "done":
             self.summary.ran += 1
         else:

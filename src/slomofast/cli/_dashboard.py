@@ -15,7 +15,7 @@ from rich.text import Text
 
 from slomofast.bench.estimate import Estimator
 from slomofast.bench.job import Resolved
-from slomofast.bench.run import Progress
+from slomofast.bench.run import Progress, Stopped
 from slomofast.bench.store import Record
 from slomofast.cli._options import short_time
 
@@ -88,6 +88,14 @@ class Dashboard:
         else:
             self.failed += 1
             line = f"[red]failed[/] {escape(title)}  {escape(str(record['reason']))}"
+        self.recent = [*self.recent, line][-_RECENT:]
+        if self.live is None:
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+    def stopped(self, job: Stopped) -> None:
+        self.running.pop(job.id, None)
+        title = self.jobs[job.id].job.title if job.id in self.jobs else job.id
+        line = f"[yellow]stopped[/] {escape(title)}  at step {job.step} of {job.steps}"
         self.recent = [*self.recent, line][-_RECENT:]
         if self.live is None:
             self.console.print(line, highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,20 @@ def known_precisions(text: str) -> tuple[str, ...]:
         if name not in PRECISIONS:
             raise unknown_name("precision", name, PRECISIONS)
     return names
+
+
+def duration(text: str, flag: str) -> float:
+    """Seconds of a time a person wrote.
+
+    >>> duration("90s", "--for"), duration("25m", "--for"), duration("1h 30min", "--for")
+    (90.0, 1500.0, 5400.0)
+    """
+    number = r"(\d+(?:\.\d+)?)\s*"
+    found = re.fullmatch(rf"(?:{number}h)?\s*(?:{number}m(?:in)?)?\s*(?:{number}s)?", text.strip().lower())
+    seconds = sum(float(n or 0) * unit for n, unit in zip(found.groups(), (3600, 60, 1), strict=True)) if found else 0
+    if not seconds:
+        raise ConfigError(f"{flag} {text!r} is no time; write for example {flag} 90s, {flag} 25m or {flag} 1h30m")
+    return seconds
 
 
 def short_time(seconds: float) -> str:

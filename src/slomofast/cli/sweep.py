@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from slomofast.bench.sweep import Executor, Plan, Summary, Sweep
 
 
+TIME_UP = 75  # exit code of programs that want to be called again
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("sweep", cls=_WithBareRay)(sweep)
@@ -57,21 +60,27 @@ def sweep(
         bool, typer.Option("--skip-unknown", help="Leave out methods that are not installed.")
     ] = False,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.", min=0)] = 200,
+    time: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TIME", help="Stop after this time, such as 25m; what runs writes a checkpoint."),
+    ] = None,
 ) -> None:
     """Run every job of a sweep that has no record yet; stop it any time and type it again.
 
     Presets: paper-summary, paper-cyclic, paper-lifelong, paper-stochastic, paper-architectures, paper-ccc,
     paper-efficiency, everything (on letters), quick. A failing job is recorded and the sweep goes on; the exit code
-    is 1 if any failed.
+    is 1 if any failed, 75 if the time given with --for was up before all had run.
 
-    [bold]slomofast sweep --preset quick[/]   [bold]slomofast sweep my.toml --workers 4[/]
+    [bold]slomofast sweep --preset quick[/]   [bold]slomofast sweep my.toml --workers 4 --for 8h[/]
     """
+    from time import time as now
+
     from rich.markup import escape
 
     from slomofast.bench.run import RunOptions
     from slomofast.bench.store import Store
     from slomofast.bench.sweep import load_preset, load_sweep, make_plan, preset_text
-    from slomofast.cli._options import pairs
+    from slomofast.cli._options import duration, pairs
     from slomofast.cli._shared import console
     from slomofast.core.errors import ConfigError
 
@@ -82,7 +91,8 @@ def sweep(
         return
     places = pairs(path or [], "--path")
     chosen = load_preset(preset, places) if preset else load_sweep(file or "", places, skip_unknown)
-    options = RunOptions(device=device, checkpoint_every=checkpoint_every, on_oom=on_oom)
+    until = None if time is None else now() + duration(time, "--for")
+    options = RunOptions(device=device, checkpoint_every=checkpoint_every, on_oom=on_oom, until=until)
     executor, count = choose_executor(chosen, options, workers, per_gpu, threads, ray)
     store = Store(out)
     with console.status(f"looking at {len(chosen.jobs)} jobs"):
@@ -98,6 +108,8 @@ def sweep(
     _show_summary(summary, store, plan)
     if not summary.ok:
         raise typer.Exit(1)
+    if summary.left:
+        raise typer.Exit(TIME_UP)
 
 
 def choose_executor(
@@ -179,6 +191,9 @@ def _show_summary(summary: Summary, store: Store, plan: Plan) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if summary.left:
+        jobs = "1 job is" if summary.left == 1 else f"{summary.left} jobs are"
+        console.print(f"the time is up: {jobs} left; the same command continues", style="yellow")
     for file in summary.damaged:
         console.print(f"[yellow]damaged record set aside:[/] {escape(file.name)}", highlight=False, soft_wrap=True)
     for reason, number in _reasons([reason for _, _, reason in summary.failed]):
