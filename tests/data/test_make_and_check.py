@@ -237,7 +237,7 @@ class TestCommands:
         assert self.run("data", "make", "glyphs", tmp_path / "x", "--layout", "shards").exit_code == 2
 
     def test_a_network_decides_the_severities(self, tmp_path):
-        two = ["--domains", "gaussian_noise,contrast", "--level", "hard", "--target", 60, "--model", "glyphs"]
+        two = ["--domains", "gaussian_noise,contrast", "--level", "hard", "--target", 90, "--model", "glyphs"]
         options = ["--size", 20, "--layout", "ccc", "--speed", 10, "--images", 30, *two]
         result = self.run("data", "make", "glyphs", tmp_path / "out", *options)
         assert result.exit_code == 0, result.output

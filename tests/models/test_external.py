@@ -22,6 +22,14 @@ class Tiny(torch.nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Published(SimpleNamespace):
+    """The weights of a network, as torchvision lists them."""
+
+    @property
+    def __members__(self):
+        return {name: value for name, value in vars(self).items() if name != "DEFAULT"}
+
+
 @pytest.fixture
 def packages(monkeypatch):
     """Stand-ins with the few functions of torchvision and timm that are called."""
@@ -37,12 +45,19 @@ def packages(monkeypatch):
         create_model=create,
         data=SimpleNamespace(resolve_data_config=lambda _, model: {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.4)}),
     )
-    weights = SimpleNamespace(
-        DEFAULT=SimpleNamespace(transforms=lambda: SimpleNamespace(mean=[0.4] * 3, std=[0.2] * 3))
-    )
+
+    class Version(SimpleNamespace):
+        def transforms(self):
+            return SimpleNamespace(mean=[self.mean] * 3, std=[0.2] * 3)
+
+    first, second = Version(mean=0.4), Version(mean=0.3)
+    published = {
+        "resnet50": Published(IMAGENET1K_V1=first, IMAGENET1K_V2=second, DEFAULT=second),
+        "vit_h_14": Published(SWAG=second, DEFAULT=second),
+    }
     models = SimpleNamespace(
-        list_models=lambda: ["resnet50"],
-        get_model_weights=lambda name: weights,
+        list_models=lambda: list(published),
+        get_model_weights=published.get,
         get_model=lambda name, weights, num_classes=5: create(name, weights is not None, num_classes),
     )
     monkeypatch.setitem(sys.modules, "timm", timm)
@@ -60,6 +75,19 @@ def test_the_package_decides_the_normalisation(packages, name, mean, std):
     x = torch.rand(2, 3, 4, 4)
     mean, std = (torch.tensor(v).expand(3).view(1, 3, 1, 1) for v in (mean, std))
     assert torch.allclose(model(x), model.model((x - mean) / std))
+
+
+@pytest.mark.parametrize(
+    ("name", "mean"), [("resnet50", 0.4), ("resnet50.IMAGENET1K_V2", 0.3), ("resnet50.DEFAULT", 0.3), ("vit_h_14", 0.3)]
+)
+def test_weights_of_torchvision_are_the_first_published_unless_named(packages, name, mean):
+    assert load_source(f"torchvision:{name}").mean.flatten().tolist() == pytest.approx([mean] * 3)
+    assert packages[name.partition(".")[0]] is True
+
+
+def test_unknown_weights_are_named(packages):
+    with pytest.raises(ConfigError, match=r"unknown weights of torchvision:resnet50 'IMAGENET1K_V3'.*'IMAGENET1K_V"):
+        load_source("torchvision:resnet50.IMAGENET1K_V3")
 
 
 def test_own_weights_replace_the_pretrained_ones(packages, tmp_path):
@@ -228,7 +256,7 @@ class TestTorchvision:
         torch.manual_seed(0)
         theirs = torchvision.models.get_model(name, weights=None).eval()
         model = load_source(f"torchvision:{name}", without_download(tmp_path, theirs))
-        preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        preset = torchvision.models.get_model_weights(name).IMAGENET1K_V1.transforms()
         assert torch.allclose(model.mean.flatten(), torch.tensor(preset.mean))
         assert torch.allclose(model.std.flatten(), torch.tensor(preset.std))
         x = torch.rand(2, 3, 224, 224)

@@ -1,5 +1,6 @@
 """Fading pairs of corruptions: severity paths against the plain recursion, and the stream made of them."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from fake_data import FakeData, PairData
 
+from slomofast.bench.source import KeptMatrices
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.streams import Ccc, LazyMatrices, Stream, accuracy_matrices, severity_path
 from slomofast.streams.ccc import LEVELS, lookup, reachable, staircase
@@ -171,6 +173,78 @@ def test_lazy_matrices_measure_only_what_is_shown():
     assert "fog+fog" not in lazy and len(lazy) == 15 * 14
     again = LazyMatrices(None, PairData(40), known={k: v.tolist() for k, v in lazy.known.items()})
     assert Stream(Ccc(speed=10, images=60), PairData(40), 10, matrices=again).fingerprint == stream.fingerprint
+
+
+class LargeData(PairData):
+    """Images of ImageNet's size, with a look at them that is not varied."""
+
+    image_size = 224
+
+    def plain_pair(self, first, second, index):
+        self.plain = True
+        return super().load_pair(first, second, index)
+
+
+def test_large_images_are_calibrated_as_ccc_is():
+    small, large = PairData(40), LargeData(40)
+    assert LazyMatrices(weak, small, images=10)["fog+snow"].shape == (11, 11)
+    assert LazyMatrices(weak, large, images=10)["fog+snow"].shape == (21, 21) and large.plain
+    with pytest.raises(DataError, match="load_pair"):
+        accuracy_matrices(weak, FakeData(40), [("fog", "snow")])
+
+
+def hardly(names, high=95.0, low=20.0):
+    """Matrices of which only the given corruptions bring the network far down."""
+    return {
+        f"{a}+{b}": np.linspace(99, low if a in names else high, 6)[:, None] * np.ones(6)
+        for a in PairData().domains
+        for b in PairData().domains
+        if a != b
+    }
+
+
+def shown(stream):
+    return {name for segment in stream.segments for name, _ in segment.pair}
+
+
+def test_corruptions_that_stay_above_the_target_are_left_out():
+    hard = ("fog", "contrast", "glass_blur")
+    given = hardly(hard)
+    for setting, known in (
+        (Ccc(level="easy", speed=10, images=900, target=70), given),
+        (Ccc(level="easy", speed=10, images=900, target=70, matrices=given), None),
+    ):
+        assert shown(Stream(setting, PairData(40), 10, matrices=known)) == set(hard)
+    everything = set(LEVELS["easy"][1])
+    for options in ({"target": 70, "reachable": False}, {"target": 70, "calibrated": False}, {}):
+        setting = Ccc(level="easy", speed=10, images=9000, **options)
+        assert shown(Stream(setting, PairData(40), 10, matrices=given)) == everything
+    chosen = Ccc(level="easy", speed=10, images=900, target=70, corruptions=("fog", "snow"))
+    assert shown(Stream(chosen, PairData(40), 10, matrices=given)) == {"fog", "snow"}
+    with pytest.raises(ConfigError, match="1 of 14 corruptions bring the source network down to a target of 70 %"):
+        Stream(Ccc(level="easy", target=70), PairData(40), 10, matrices=hardly(["fog"]))
+
+
+def test_lazy_matrices_look_at_single_corruptions_first(tmp_path):
+    def frail(images):
+        """Wrong under contrast or fog at severity 5, whatever else there is."""
+        return torch.nn.functional.one_hot((images[:, 0, 0, 0] * 255).round().long() % 10 + (0 if fine else 1), 11)
+
+    class Named(PairData):
+        def load_pair(self, first, second, index):
+            nonlocal fine
+            fine = not any(name in ("fog", "contrast") and severity > 4 for name, severity in (first, second))
+            return super().load_pair(first, second, index)
+
+    fine, data, file = True, Named(40), tmp_path / "known.json"
+    kept = KeptMatrices(frail, data, 10, file)
+    setting = Ccc(level="easy", speed=10, images=200, target=50)
+    first = Stream(setting, data, 10, matrices=kept)
+    assert shown(first) == {"fog", "contrast"} and kept.at_worst("snow") == 100 and kept.at_worst("fog") == 0
+    again = KeptMatrices(None, data, 10, file)
+    assert Stream(setting, data, 10, matrices=again).fingerprint == first.fingerprint
+    file.write_text(json.dumps({"fog": [[7.0]], "fog+snow": [[1.0, 2.0], [3.0, 4.0]]}))
+    assert list(KeptMatrices(None, data, 10, file).known) == ["fog"]  # a matrix with another step is measured anew
 
 
 def test_reachable_drops_corruptions_that_stay_too_easy():

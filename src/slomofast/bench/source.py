@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from slomofast.core.errors import ConfigError, DataError
 from slomofast.core.fingerprint import fingerprint
 from slomofast.data.catalog import DataSet
 from slomofast.streams import measure_source_errors
-from slomofast.streams.ccc import LazyMatrices
+from slomofast.streams.ccc import LazyMatrices, usual_step
 
 Predict = Callable[[Tensor], Tensor]
 
@@ -109,14 +110,25 @@ class KeptMatrices(LazyMatrices):
             known = json.loads(path.read_text())
         except (OSError, ValueError):
             known = {}
+        usual = round(5 / usual_step(data)) + 1
+        known = {name: matrix for name, matrix in known.items() if len(matrix) in (1, usual)}  # not of another step
         super().__init__(predict, data, batch_size=batch_size, known=known)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        with self._kept(name):
+            return super().__getitem__(name)
+
+    def at_worst(self, name: str) -> float:
+        with self._kept(name):
+            return super().at_worst(name)
+
+    @contextmanager
+    def _kept(self, name: str) -> Iterator[None]:
+        """Write down what is measured inside."""
         fresh = name not in self.known
-        matrix = super().__getitem__(name)
+        yield
         if fresh:
             write_atomically(self._path, json.dumps({k: v.tolist() for k, v in self.known.items()}).encode())
-        return matrix
 
 
 def requirements(

@@ -88,7 +88,7 @@ def show(
         images_per_domain,
         severity,
         split_names(domains) or None,
-        **_source_facts(setting.requirements(), source, data, model, severity, console),
+        **_source_facts(setting.requirements(), source, data, model, severity, images_per_domain, console),
     )
     console.print(stream)
     info = describe_setting(setting.name)
@@ -121,13 +121,14 @@ def _uncalibrated(setting: Setting) -> Setting:
 
 
 def _source_facts(
-    needs: tuple[str, ...], data: Any, spec: str, model: str | None, severity: float, console: Any
+    needs: tuple[str, ...], data: Any, spec: str, model: str | None, severity: float, images: int | None, console: Any
 ) -> dict[str, Any]:
-    """Measure on a few images what a setting needs to know about the source network."""
+    """Measure what a setting needs to know about the source network, as a run does, so that it is the same stream."""
     if not needs:
         return {}
     import torch
 
+    from slomofast.bench.source import SOURCE_ERROR_IMAGES
     from slomofast.core.errors import ConfigError
     from slomofast.models import load_source
     from slomofast.streams import LazyMatrices, measure_source_errors
@@ -138,10 +139,11 @@ def _source_facts(
     facts: dict[str, Any] = {}
     with torch.no_grad(), console.status("asking the source network ..."):
         if "source_errors" in needs:
-            facts["source_errors"] = measure_source_errors(network, data, severity, images=200)
+            few = min(SOURCE_ERROR_IMAGES, images or SOURCE_ERROR_IMAGES)
+            facts["source_errors"] = measure_source_errors(network, data, severity, few)
         if "matrices" in needs:
             console.print("measuring accuracies of corruption pairs; this takes minutes", highlight=False)
-            facts["matrices"] = LazyMatrices(network, data, step=1.0, images=100)
+            facts["matrices"] = LazyMatrices(network, data)
     return facts
 
 

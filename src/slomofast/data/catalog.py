@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+LARGE = 128  # pixels from which images are treated as in CCC; smaller ones are CCC-mini
+
 
 @dataclass(frozen=True)
 class Catalog:

@@ -13,7 +13,7 @@ from torch import Tensor
 from slomofast.core.errors import ConfigError, unknown_name
 from slomofast.corruptions import CANONICAL, GROUPS, corrupt, list_corruptions
 from slomofast.data._draws import stable_hash, uniform
-from slomofast.data.catalog import DataSet
+from slomofast.data.catalog import LARGE, DataSet
 from slomofast.data.images import through_jpeg
 
 _KEEP_BYTES = {"cpu": 512 * 2**20, "cuda": 16 * 2**30}
@@ -126,10 +126,15 @@ class CorruptedImages(DataSet):
         images = self.pair_pixels(first, second, index, draw)
         return images if self.pair_quality is None else through_jpeg(images, self.pair_quality)
 
+    def plain_pair(self, first: tuple[str, float], second: tuple[str, float], index: np.ndarray) -> Tensor:
+        """Images under two corruptions, not varied and without a JPEG round trip: what CCC is calibrated on."""
+        index = check_index(index, self.size)
+        return self._corrupt_twice(self.clean(index), first, second, index, self.seed)
+
     @property
     def pair_quality(self) -> int | None:
         """JPEG quality that `load_pair` ends with: that of CCC for large images, None for small ones."""
-        return CCC_QUALITY if self.image_size >= 128 else None
+        return CCC_QUALITY if self.image_size >= LARGE else None
 
     def pair_pixels(
         self, first: tuple[str, float], second: tuple[str, float], index: np.ndarray, draw: int = 0
@@ -137,7 +142,11 @@ class CorruptedImages(DataSet):
         """What `load_pair` gives, before its JPEG round trip."""
         index = check_index(index, self.size)
         seed = int(stable_hash(self.seed, *first, *second, draw), 16) % 2**31
-        images = self.varied(index, seed)
+        return self._corrupt_twice(self.varied(index, seed), first, second, index, seed)
+
+    def _corrupt_twice(
+        self, images: Tensor, first: tuple[str, float], second: tuple[str, float], index: np.ndarray, seed: int
+    ) -> Tensor:
         for name, severity in (first, second):
             if name not in list_corruptions(extra=True):
                 raise unknown_name("corruption", name, list_corruptions(extra=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from slomofast.core.errors import ConfigError, ModelError
+from slomofast.core.errors import ConfigError, ModelError, unknown_name
 from slomofast.models.normalise import NORMALISATIONS, Normalised
 
 EXTERNAL_PREFIXES = ("torchvision:", "timm:", "hf:")
@@ -29,12 +29,17 @@ def _unknown(package: str, name: str, known: list[str]) -> ConfigError:
 
 
 def torchvision_model(name: str, classes: int | None, pretrained: bool) -> nn.Module:
-    """`torchvision:<name>` with the mean and std of its default weights (else ImageNet's)."""
+    """`torchvision:<name>` with the mean and std of its weights (else ImageNet's).
+
+    `torchvision:<name>.<weights>` names the weights. Without that they are the first published ones
+    (`IMAGENET1K_V1`), which results in this field speak of, or torchvision's default where there are none.
+    """
     models = _import("torchvision").models
     known = models.list_models()
+    name, _, version = name.partition(".")
     if name not in known:
         raise _unknown("torchvision", name, known)
-    weights = models.get_model_weights(name).DEFAULT
+    weights = _torchvision_weights(models.get_model_weights(name), name, version)
     chosen = weights if pretrained and classes is None else None
     options = {} if classes is None else {"num_classes": classes}
     model = models.get_model(name, weights=chosen, **options)
@@ -45,6 +50,12 @@ def torchvision_model(name: str, classes: int | None, pretrained: bool) -> nn.Mo
         assert pair is not None
         mean, std = pair
     return Normalised(model, list(mean), list(std))
+
+
+def _torchvision_weights(published: Any, name: str, version: str) -> Any:
+    if version and not hasattr(published, version):
+        raise unknown_name(f"weights of torchvision:{name}", version, list(published.__members__))
+    return getattr(published, version or "IMAGENET1K_V1", None) or published.DEFAULT
 
 
 def timm_model(name: str, classes: int | None, pretrained: bool) -> nn.Module:

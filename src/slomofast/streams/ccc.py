@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.corruptions import CANONICAL
-from slomofast.data.catalog import DataSet
+from slomofast.data.catalog import LARGE, DataSet
 from slomofast.streams.options import option
 from slomofast.streams.order import spread
 from slomofast.streams.ordering import as_float
@@ -117,9 +117,15 @@ class Ccc(Setting):
 
     level: str = option("medium", "difficulty", kind="str", choices=tuple(LEVELS))
     speed: int = option(1000, "images at each notch; fewer change faster", kind="int", low=1)
-    images: int = option(7_500_000, "images in all, rounded up to whole notches", kind="int", low=1, high=10**9)
+    images: int = option(
+        7_500_000, "images in all, rounded up to whole notches; fewer where notches are cut short", kind="int", low=1,
+        high=10**9,
+    )  # fmt: skip
     target: float | None = option(None, "accuracy to keep; the level's own if unset", kind="float?", low=0, high=100)
     corruptions: tuple[str, ...] | None = option(None, "names; the level's own if unset", kind="names?")
+    reachable: bool = option(
+        True, "of the level's own, leave out those that stay above a `target` of yours at severity 5", kind="bool"
+    )
     order_seed: int | None = option(None, "seed of the corruptions' order; the run's if unset", kind="int?")
     calibrated: bool = option(True, "follow measured accuracies; false for a plain staircase", kind="bool")
     paths: Any = option(None, "severity path of each pair, {a+b: [[s1, s2], ...]}", kind="paths")
@@ -129,6 +135,9 @@ class Ccc(Setting):
         super().__post_init__()
         found = self.paths
         if self.matrices is not None:
+            if self._drops:
+                low = reachable(self.matrices, self.accuracy)
+                object.__setattr__(self, "corruptions", tuple(n for n in LEVELS[self.level][1] if n in low))
             found = {name: self._path(matrix) for name, matrix in self.matrices.items()}
         if found is not None:
             object.__setattr__(self, "paths", _checked_paths(found))
@@ -143,14 +152,29 @@ class Ccc(Setting):
         """The target accuracy in percent."""
         return LEVELS[self.level][0] if self.target is None else self.target
 
+    @property
+    def _drops(self) -> bool:
+        """Whether corruptions are left out: a level's own suit its own target already."""
+        return self.reachable and self.calibrated and self.target is not None and self.corruptions is None
+
     def names(self, layout: Layout) -> tuple[str, ...]:
-        """Corruptions to draw from: the given ones, or those of the level that the data set has."""
+        """Corruptions to draw from: the given ones, or those of the level that the data set has and that are hard
+        enough."""
         if self.corruptions is not None:
             for name in self.corruptions:
                 layout.position(name)
             names = self.corruptions
         else:
             names = tuple(n for n in LEVELS[self.level][1] if n in layout.catalog.domains)
+            if self._drops and self.paths is None and layout.matrices is not None and len(names) > 1:
+                low = [n for n in names if at_worst(layout.matrices, n) <= self.accuracy]
+                if len(low) < 2:
+                    raise ConfigError(
+                        f"{self.name}: {len(low)} of {len(names)} corruptions bring the source network down to a "
+                        f"target of {self.accuracy:g} %, and a transition needs two; choose a higher target, or "
+                        "reachable=false to keep them all"
+                    )
+                names = tuple(low)
         if len(names) < 2:
             raise ConfigError(
                 f"{self.name}: a transition needs two corruptions of level {self.level!r}, this stream has "
@@ -230,44 +254,66 @@ def _checked_paths(paths: Any) -> tuple[tuple[str, Path], ...]:
     return tuple(sorted(found.items()))
 
 
+def usual_step(data: DataSet) -> float:
+    """Severity between two notches: that of CCC for large images, twice as much for small ones."""
+    return 0.25 if data.image_size >= LARGE else 0.5
+
+
 @torch.no_grad()
+def accuracy(
+    predict: Callable[[Tensor], Tensor],
+    data: DataSet,
+    first: tuple[str, float],
+    second: tuple[str, float],
+    images: int = 1000,
+    batch_size: int = 200,
+) -> float:
+    """Accuracy (percent) of a fixed model under two corruptions, on images spread evenly over the data set.
+
+    Large images are cropped in the middle, as CCC is calibrated, and not varied as its streams are.
+    """
+    load = getattr(data, "plain_pair" if data.image_size >= LARGE else "load_pair", None) or _load_pair(data)
+    index = spread(data.size, min(images, data.size))
+    labels, right = np.asarray(data.labels(first[0])), 0
+    for begin in range(0, len(index), batch_size):
+        part = index[begin : begin + batch_size]
+        logits = predict(as_float(load(first, second, part)))
+        right += int((logits.argmax(1).cpu() == torch.from_numpy(labels[part])).sum())
+    return 100 * right / len(index)
+
+
+def _load_pair(data: DataSet) -> Callable[..., Tensor]:
+    load = getattr(data, "load_pair", None)
+    if load is None:
+        raise DataError(f"data set {data.name!r} cannot apply two corruptions (it has no load_pair)")
+    return cast(Callable[..., Tensor], load)
+
+
 def accuracy_matrix(
     predict: Callable[[Tensor], Tensor],
     data: DataSet,
     pair: tuple[str, str],
-    step: float = 0.5,
+    step: float | None = None,
     images: int = 1000,
     batch_size: int = 200,
 ) -> np.ndarray:
-    """Accuracy (percent) of a fixed model for every combination of two severities: shape (n, n), n = 5 / step + 1.
-
-    The images are spread evenly over the data set and the same in every cell.
-    """
-    load = getattr(data, "load_pair", None)
-    if load is None:
-        raise DataError(f"data set {data.name!r} cannot apply two corruptions (it has no load_pair)")
+    """`accuracy` for every combination of two severities: shape (n, n), n = 5 / step + 1; see `usual_step`."""
+    step = usual_step(data) if step is None else step
     size = round(5 / step) + 1
     if size < 2 or abs(step * (size - 1) - 5) > 1e-9:
         raise ConfigError(f"step must divide 5, such as 0.25, 0.5 or 1; got {step!r}")
-    index = spread(data.size, min(images, data.size))
-    labels = np.asarray(data.labels(pair[0]))
-    result = np.zeros((size, size))
-    for i in range(size):
-        for j in range(size):
-            right = 0
-            for begin in range(0, len(index), batch_size):
-                part = index[begin : begin + batch_size]
-                logits = predict(as_float(load((pair[0], i * step), (pair[1], j * step), part)))
-                right += int((logits.argmax(1).cpu() == torch.from_numpy(labels[part])).sum())
-            result[i, j] = 100 * right / len(index)
-    return result
+    cells = [
+        [accuracy(predict, data, (pair[0], i * step), (pair[1], j * step), images, batch_size) for j in range(size)]
+        for i in range(size)
+    ]
+    return np.array(cells)
 
 
 def accuracy_matrices(
     predict: Callable[[Tensor], Tensor],
     data: DataSet,
     pairs: Iterable[tuple[str, str]],
-    step: float = 0.5,
+    step: float | None = None,
     images: int = 1000,
     batch_size: int = 200,
 ) -> dict[str, np.ndarray]:
@@ -278,19 +324,21 @@ def accuracy_matrices(
 class LazyMatrices(Mapping[str, np.ndarray]):
     """Accuracy matrices measured when a stream asks for them, so that only the pairs it shows are measured.
 
-    `known` holds what was measured so far (plain lists are welcome); keep it between runs.
+    `known` holds what was measured so far (plain lists are welcome); keep it between runs. Under the name of a
+    corruption, not of a pair, it holds one cell, the accuracy with that one alone at severity 5.
     """
 
     def __init__(
         self,
         predict: Callable[[Tensor], Tensor],
         data: DataSet,
-        step: float = 0.5,
+        step: float | None = None,
         images: int = 1000,
         batch_size: int = 200,
         known: Mapping[str, Any] | None = None,
     ) -> None:
         self._measure = lambda pair: accuracy_matrix(predict, data, pair, step, images, batch_size)
+        self._at_worst = lambda name: accuracy(predict, data, (name, 5.0), (name, 0.0), images, batch_size)
         self._names = [pair_name(a, b) for a in data.domains for b in data.domains if a != b]
         self.known: dict[str, np.ndarray] = {k: np.asarray(v, np.float64) for k, v in (known or {}).items()}
 
@@ -302,6 +350,12 @@ class LazyMatrices(Mapping[str, np.ndarray]):
             self.known[name] = self._measure((first, second))
         return self.known[name]
 
+    def at_worst(self, name: str) -> float:
+        """Accuracy with one corruption alone, at severity 5."""
+        if name not in self.known:
+            self.known[name] = np.array([[self._at_worst(name)]])
+        return float(self.known[name][0, 0])
+
     def __contains__(self, name: object) -> bool:
         return name in self.known or name in self._names
 
@@ -312,12 +366,21 @@ class LazyMatrices(Mapping[str, np.ndarray]):
         return len(self._names)
 
 
+def at_worst(matrices: Mapping[str, Any], name: str) -> float:
+    """Accuracy with one corruption alone at severity 5, as its matrices say; zero where there are none."""
+    if isinstance(matrices, LazyMatrices):
+        return matrices.at_worst(name)
+    return min((low for first, low in _first_alone(matrices) if first == name), default=0.0)
+
+
 def reachable(matrices: Mapping[str, Any], target: float) -> tuple[str, ...]:
     """Corruptions that bring the model down to the target accuracy at full severity, in the order of the keys."""
-    found: dict[str, bool] = {}
+    return tuple(dict.fromkeys(first for first, low in _first_alone(matrices) if low <= target))
+
+
+def _first_alone(matrices: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The first corruption of every matrix, and the accuracy with it alone at its worst."""
     full = {short: name for name, short in _PUBLISHED.items()}
     for name, matrix in matrices.items():
         first = name.split("+")[0] if "+" in name else name.removeprefix("n1_").split("_n2_")[0]
-        first = full.get(first, first)
-        found[first] = found.get(first, False) or float(np.asarray(matrix)[-1][0]) <= target
-    return tuple(name for name, low in found.items() if low)
+        yield full.get(first, first), float(np.asarray(matrix)[-1][0])
