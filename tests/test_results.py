@@ -37,6 +37,23 @@ def test_the_accuracy_table_is_what_the_rows_say(accuracy: ModuleType, table: li
     assert (accuracy.RESULTS / "accuracy.csv").read_text() == accuracy.written(table)
 
 
+@pytest.mark.parametrize("method", sorted(set(list_methods()) - {"memo"}))
+def test_the_page_of_a_method_has_the_cost_of_its_row(method: str) -> None:
+    text = (ROOT / "docs" / "methods" / f"{method}.md").read_text()
+    found = re.search(r"One step on that device \(batch 200, bf16, CUDA graphs\): ([\d.]+) ms, ([\d.]+) plain", text)
+    if found is None:
+        assert method.startswith("slomo_fast")  # what they cost is told elsewhere
+        return
+    with (ROOT / "benchmarks" / "results" / "steps_wrn28_10_h200.csv").open(newline="") as file:
+        rows = [
+            x
+            for x in csv.DictReader(file)
+            if (x["method"], x["precision"], x["graphs"], x["batch_size"]) == (method, "bf16", "True", "200")
+        ]
+    pairs = {(f"{float(x['milliseconds']):.1f}", f"{float(x['multiple']):.1f}") for x in rows}
+    assert found.groups() in pairs
+
+
 def test_an_interval_by_hand(accuracy: ModuleType) -> None:
     assert accuracy.half_width([1.0, 2.0, 3.0]) == f"{4.303 / 3**0.5:.2f}"
     assert accuracy.half_width([1.0]) == ""

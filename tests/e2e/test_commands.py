@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from slomofast.bench import Store, comparable
 from slomofast.cli.__main__ import app
 from slomofast.core.errors import SlomofastError
+from slomofast.data import write_pack
 
 TINY = [
     "--data-set", "size=60", "--data-set", "domains=gaussian_noise,fog", "--model", "wrn_10_1",
@@ -110,6 +112,18 @@ def test_mistakes_are_answered_with_the_remedy(words: list[str], message: str, t
     monkeypatch.chdir(tmp_path)
     assert message in call(*words, code=2)
     assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(("side", "batch"), [(32, 200), (40, 64)])
+def test_the_usual_batch_goes_with_the_size_of_images(tmp_path: Path, side: int, batch: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (12, side, side, 3), np.uint8)
+    pack = write_pack(tmp_path / "few.npz", images, np.arange(12) % 10, [str(k) for k in range(10)])
+    words = ["--data", f"pack:{pack}", "--model", "wrn_10_1", "--domains", "fog", "--device", "cpu"]
+    call("run", "source", *words, "--out", tmp_path / "runs")
+    (record,) = Store(tmp_path / "runs")
+    assert record["job"]["batch_size"] == batch
+    call("run", "source", *words, "--out", tmp_path / "own", "--batch-size", 7)
+    assert next(iter(Store(tmp_path / "own")))["job"]["batch_size"] == 7
 
 
 def test_methods_lists_and_explains() -> None:

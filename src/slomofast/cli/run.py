@@ -9,6 +9,8 @@ import typer
 
 from slomofast.cli._options import known_device
 
+SMALL_BATCH, LARGE_BATCH = 200, 64  # of images of 32 pixels, and of more
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -30,7 +32,9 @@ def run(
     images_per_domain: Annotated[
         int | None, typer.Option(help="Images at each visit of a domain; all if not given.", min=1)
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.", min=1)] = 200,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images in a batch; 200, or 64 of more than 32 pixels.", min=1)
+    ] = None,
     severity: Annotated[float, typer.Option(help="Strength of the corruptions, 0 to 5.", min=0, max=5)] = 5.0,
     domains: Annotated[str | None, typer.Option(help="Only these domains, separated by commas, in this order.")] = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
@@ -58,11 +62,13 @@ def run(
 
     [bold]slomofast run slomo_fast --setting cyclic --images-per-domain 1000 --set lr=3e-4[/]
     """
+    import dataclasses
+
     import torch
     from rich.markup import escape
 
     from slomofast.bench.job import METRICS, Job
-    from slomofast.bench.parts import resolve
+    from slomofast.bench.parts import job_data, resolve
     from slomofast.bench.run import finished_record, run_job
     from slomofast.bench.store import Store
     from slomofast.cli._options import error_table, pairs, short_time, split_names, values
@@ -83,7 +89,7 @@ def run(
         model_options=values(model_set or [], "--model-set"),
         source=source,
         seed=seed,
-        batch_size=batch_size,
+        batch_size=batch_size or SMALL_BATCH,
         images_per_domain=images_per_domain,
         severity=severity,
         domains=split_names(domains) or None,
@@ -93,6 +99,8 @@ def run(
         graphs=graphs,
         channels_last=channels_last,
     )
+    if batch_size is None and job_data(job).image_size > 32:
+        job = dataclasses.replace(job, batch_size=LARGE_BATCH)
     store = Store(out)
     resolved = resolve(job)
     record = finished_record(store, resolved.id)

@@ -147,7 +147,12 @@ class SloMoFastConfig(OptimConfig):
     change_threshold: float = option(0.2, "least loss of probability under destruction [delta]", low=-1.0, high=1.0)
     destruction: Destruction = option("patch", "how the object's shape is destroyed")
     destroyed_views: int = option(1, "destroyed views that are averaged", low=1)
-    candidates: float = option(0.25, "share of the batch tried for the queues, at least 32 images", above=0.0, high=1.0)
+    candidates: float = option(
+        0.25,
+        "share of the batch tried for the queues, as every n-th image (n rounded), at least 32",
+        above=0.0,
+        high=1.0,
+    )
     queue_size: int = option(10, "features kept per class [K]", low=1)
     prune_every: int = option(50, "batches between removals of the surest entry, 0 for never [p]", low=0)
     contrastive_weight: float = option(1.0, "weight of the contrastive loss [lambda_CL]", low=0.0)
