@@ -1,7 +1,8 @@
 """What the base class promises beyond the contract checks."""
 
 import shutil
-from itertools import islice
+from collections import OrderedDict
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import slomofast as sf
 from slomofast.core.norms import TestTimeNorm, norm_kinds, norm_parameters, set_statistics
+from slomofast.core.optim import FlatOptimizer
 from slomofast.core.params import copy_network, ema_update, flatten, pull_towards, restore, trainable
 from slomofast.core.rng import Rng
 from slomofast.testing import CHECKS, batches, check_method, make, tiny_net
@@ -329,3 +331,120 @@ def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
 def test_source_batches_of_another_form_are_refused(batch: tuple, message: str) -> None:
     with pytest.raises(sf.InputError, match=message):
         sf.adapt(tiny_net(), "santa").fit_source([batch])
+
+
+@pytest.mark.filterwarnings("error:.*was not finite")
+def test_a_skipped_step_is_told_when_it_happens() -> None:
+    from slomofast.core.registry import _methods
+
+    class Warming(sf.describe("tent").adapter):  # type: ignore[misc]
+        """Takes a step of infinite loss on source images."""
+
+        def learn_source(self, loader):  # type: ignore[no-untyped-def]
+            for x, _ in loader:
+                self.update(self.student(x).sum() * float("inf"))
+
+    sf.register("warming_test", paper="-", trains="norm layers")(Warming)
+    try:
+        adapter = sf.adapt(tiny_net(), "warming_test")
+        with pytest.warns(UserWarning, match="a step of fit_source was not finite"):
+            adapter.fit_source([(x, torch.zeros(len(x))) for x in batches(1)])
+        adapter(batches(1)[0])
+        assert adapter.skipped == 1
+    finally:
+        _methods.pop("warming_test")
+
+
+def test_moving_before_the_first_batch_moves_a_copy_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = tiny_net()
+    adapter = sf.adapt(net, "tent")
+    with pytest.raises(RuntimeError):  # no generator lives there
+        adapter.to("meta")
+    assert adapter.device.type == "cpu"
+    monkeypatch.setattr(Rng, "moved", lambda self, device: self)
+    torch.nn.ModuleList([adapter]).to("meta")
+    assert adapter.device.type == "meta" and next(net.parameters()).device.type == "cpu"
+    assert {p.device.type for p in adapter._waiting[0].parameters()} == {"meta"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("built", [False, True])
+def test_an_adapter_moved_to_the_gpu_is_as_one_made_there(built: bool) -> None:
+    first, second = batches(2)
+    adapter, there = sf.adapt(tiny_net(), "cotta"), sf.adapt(tiny_net().cuda(), "cotta")
+    if built:
+        adapter.prepare(first)
+    adapter.cuda()
+    assert adapter.device == there.device == adapter.rng.device_name
+    for x in (first, second):
+        torch.testing.assert_close(adapter(x), there(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_weights_stay_in_fp32(built: bool) -> None:
+    adapter, x = sf.adapt(tiny_net(), "tent"), batches(1)[0]
+    if built:
+        adapter.prepare(x)
+    for change in (adapter.half, adapter.double, adapter.bfloat16, lambda: adapter.to(torch.float16)):
+        with pytest.raises(sf.ConfigError, match=r"stay in fp32.*precision='bf16'"):
+            change()
+    adapter.float().to("cpu").to(memory_format=torch.channels_last).share_memory()
+    torch.testing.assert_close(adapter(x), sf.adapt(tiny_net(), "tent")(x))
+
+
+def test_a_norm_layer_in_several_places_is_replaced_in_all_of_them() -> None:
+    shared, lone = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)
+    inner = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), shared, lone)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), shared, torch.nn.Conv2d(3, 3, 1), shared, inner, inner)
+    changed = copy_network(net)
+    kinds = [type(m).__name__ for m in changed]
+    assert kinds == ["Conv2d", "TestTimeNorm", "Conv2d", "TestTimeNorm", "Sequential", "Sequential"]
+    assert changed[1] is changed[3] is changed[4][1] is not changed[4][2]
+    assert isinstance(changed[4][2], TestTimeNorm) and changed[4] is changed[5]
+    again = set_statistics(changed, "source")
+    assert {m.statistics for m in again.modules() if isinstance(m, TestTimeNorm)} == {"source"}
+
+
+def test_an_adapter_has_no_training_mode() -> None:
+    net = torch.nn.Sequential(tiny_net("group"), torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)).train()
+    adapter, x = sf.adapt(net, "tent"), batches(1)[0]
+    expected = adapter.predict(x)
+    torch.nn.ModuleList([adapter]).train()
+    assert adapter.train() is adapter and torch.equal(adapter.predict(x), expected)
+    assert adapter.eval() is adapter and torch.equal(adapter.predict(x), expected)
+
+
+def _transformer(widths: tuple[int, ...]) -> torch.nn.Module:
+    """Norm layers under the names of torchvision's Swin, where there are several widths, or of a shallow ViT."""
+    stages = [torch.nn.Sequential(torch.nn.LayerNorm(a), torch.nn.Linear(a, b)) for a, b in pairwise(widths)]
+    return torch.nn.Sequential(
+        OrderedDict(
+            features=torch.nn.Sequential(*stages),
+            norm=torch.nn.LayerNorm(widths[-1]),
+            head=torch.nn.Linear(widths[-1], 3),
+        )
+    )
+
+
+@pytest.mark.parametrize("method", ["sar", "deyo"])
+@pytest.mark.parametrize(("widths", "moves"), [((4, 8, 16), True), ((4, 4, 4), False)])
+def test_the_last_norm_stays_in_networks_of_one_width_alone(method: str, widths: tuple[int, ...], moves: bool) -> None:
+    adapter = sf.adapt(_transformer(widths), method, probe=torch.rand(2, 4))
+    moving = {name for name, p in adapter.student.named_parameters() if p.requires_grad}
+    assert ("body.norm.weight" in moving) is moves and "body.features.0.0.weight" in moving
+
+
+@pytest.mark.parametrize("method", sf.list_methods())
+@pytest.mark.filterwarnings("ignore:.*was not finite")
+def test_a_bad_batch_under_the_deferred_check_takes_no_gradient_step(method: str) -> None:
+    adapter = make(method, tiny_net(), check_input="deferred")
+    first, *others = batches(4)
+    adapter.prepare(first)
+    for x in others:
+        adapter(x)
+    optimizers = [m for m in adapter.modules() if isinstance(m, FlatOptimizer)]
+    before = [b.clone() for m in optimizers for b in (m.count, m.first, m.second)]
+    adapter(torch.full_like(first, float("nan")))
+    after = [b for m in optimizers for b in (m.count, m.first, m.second)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,5 +1,6 @@
 """Checkpoints are refused when they belong elsewhere or are damaged."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,54 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     adapter(batches(1)[0])
     with pytest.raises(sf.CheckpointError, match=r"no folder .*nowhere.* make it first"):
         adapter.save(tmp_path / "nowhere" / "a.pt")
+
+
+def test_a_loaded_adapter_resets_to_where_start_here_was_called(tmp_path: Path) -> None:
+    adapter = sf.adapt(tiny_net(), "tent")
+    for x in batches(3):
+        adapter(x)
+    adapter.start_here()
+    adapter(batches(4)[3])
+    adapter.save(tmp_path / "a.pt")
+    again = sf.load(tmp_path / "a.pt", tiny_net())
+    assert again.steps == 4
+    again.save(tmp_path / "b.pt")
+    for loaded in (again, sf.load(tmp_path / "b.pt", tiny_net())):
+        adapter.reset()
+        loaded.reset()
+        assert loaded.steps == adapter.steps == 3
+        torch.testing.assert_close(loaded.student.state_dict(), adapter.student.state_dict(), rtol=0, atol=0)
+
+
+def test_the_state_that_the_model_alone_makes_is_not_saved_twice(saved: Path) -> None:
+    assert torch.load(saved, weights_only=True)["initial"] is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes on Windows")
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_of_any_other(tmp_path: Path, umask: int) -> None:
+    adapter = sf.adapt(tiny_net(), "tent", probe=batches(1)[0])
+    before = os.umask(umask)
+    try:
+        adapter.save(tmp_path / "a.pt")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.pt").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.filterwarnings("error:.*was not finite")
+def test_a_loaded_adapter_does_not_warn_of_steps_skipped_before(tmp_path: Path) -> None:
+    first, second = batches(2)
+    adapter = sf.adapt(tiny_net(), "tent", check_input="off")
+    adapter(first)
+    with pytest.warns(UserWarning, match=r"step 2 was not finite .*\(1 so far\)"):
+        adapter(first * float("nan"))
+    adapter.save(tmp_path / "a.pt")
+    again = sf.load(tmp_path / "a.pt", tiny_net())
+    fresh = sf.adapt(tiny_net(), "tent", probe=first)
+    fresh.load_state_dict(adapter.state_dict())
+    for loaded in (adapter, again, fresh):
+        loaded(second)
+        assert loaded.skipped == 1
+    with pytest.warns(UserWarning, match=r"step 4 was not finite .*\(2 so far\)"):
+        again(first * float("nan"))

@@ -1,7 +1,7 @@
 """The flat optimisers take the same steps as PyTorch's."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -60,6 +60,30 @@ def test_bad_gradient_changes_nothing(kind: str, poison: float) -> None:
     after = {**net.state_dict(), **flat.state_dict()}
     assert [k for k in before if k != "skipped" and not torch.equal(before[k], after[k])] == []
     assert int(flat.skipped) == 2
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("kind", "huge"), [("adam", 1e20), ("adam", 3e38), ("sgd", 3e38)])
+def test_a_finite_gradient_too_large_for_the_moments_changes_nothing(
+    kind: Literal["adam", "sgd"], huge: float, weight_decay: float
+) -> None:
+    parameter, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    config = OptimConfig(optimizer=kind, weight_decay=weight_decay)
+    hit, spared = FlatOptimizer([parameter], config), FlatOptimizer([other], config)
+    for value in (1.0, huge, -huge, huge, 1.0, 1.0):
+        hit.step([torch.tensor([1.0, value, 1.0])], torch.zeros(()))
+        if value == 1.0:
+            spared.step([torch.ones(3)], torch.zeros(()))
+    assert torch.equal(parameter, other) and torch.equal(hit.first, spared.first)
+    assert torch.equal(hit.second, spared.second)
+    assert int(hit.skipped) == 3 and float(hit.count) == 3
+
+
+def test_weights_too_large_to_decay_change_nothing() -> None:
+    parameter = nn.Parameter(torch.full((3,), 1e20))
+    optimizer = FlatOptimizer([parameter], OptimConfig(weight_decay=1.0))
+    optimizer.step([torch.ones(3)], torch.zeros(()))
+    assert int(optimizer.skipped) == 1 and torch.isfinite(optimizer.second).all()
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
@@ -141,7 +165,7 @@ def test_one_kernel_serves_adam_without_weight_decay_on_cuda(monkeypatch: pytest
 def test_one_kernel_steps_as_the_single_operations_do(
     momentum: float, relative: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a gradient is not finite and where a step is left out."""
+    """Also where a gradient is not finite or too large, and where a step is left out."""
     monkeypatch.setattr(fused, "MANY", 1)
 
     def run(fuse: bool) -> tuple[list[nn.Parameter], FlatOptimizer]:
@@ -150,16 +174,17 @@ def test_one_kernel_steps_as_the_single_operations_do(
         optimizer = FlatOptimizer(parameters, OptimConfig(lr=0.01, momentum=momentum, relative=relative))
         assert optimizer.fuses(optimizer.first)
         monkeypatch.setattr(optimizer, "fuses", lambda gradient: fuse)
-        for step in range(6):
+        bad = {2: torch.nan, 4: torch.inf, 6: 1e20}
+        for step in range(8):
             gradients = [torch.randn_like(p) * 10.0**-step for p in parameters]
-            if step in (2, 4):
-                gradients[step % 3 == 1][3] = torch.nan if step == 2 else torch.inf
+            if step in bad:
+                gradients[step % 3 == 1][3] = bad[step]
             when = torch.tensor(step != 3, device="cuda")
             optimizer.step(gradients, torch.zeros((), device="cuda"), when, 0.5 if step == 5 else None)
         return parameters, optimizer
 
     (plain, one), (single, other) = run(False), run(True)
-    assert int(one.skipped) == int(other.skipped) == 2 and float(one.count) == float(other.count) == 3
+    assert int(one.skipped) == int(other.skipped) == 3 and float(one.count) == float(other.count) == 4
     for a, b in zip([*plain, one.first, one.second], [*single, other.first, other.second], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 

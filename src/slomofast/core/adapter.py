@@ -106,12 +106,12 @@ class Adapter(nn.Module):
         self.head_name: str | None = runtime.head
         self.source_ready = False
         self._source_size = sum(p.numel() for p in model.parameters())
-        # outside the module tree: never saved, never moved, dropped once the networks are built
+        # outside the module tree: never saved, dropped once the networks are built; the user's own or, moved, a copy
         self._waiting: list[nn.Module] = [model]
         self._initial: dict[str, Any] | None = None
+        self.starts_as_built = True  # whether `reset` returns to what the source model alone makes
         self._bad_input: Tensor | None = None  # deferred check: does the current batch hold NaN or Inf?
         self._bad_seen: Tensor | None = None  # ... and did any batch since the last report?
-        self._reported = 0
         self.source_fingerprint = ""
 
     # -- what a method writes ------------------------------------------------------------------------------------
@@ -160,12 +160,13 @@ class Adapter(nn.Module):
                     "of (images, labels) before the first batch"
                 )
             self.logged = {}
+            skipped = self._skipped_here()
             for recorder in self._recorders():
                 recorder.new_step()
             with torch.enable_grad(), self._autocast():
                 logits = self.adapt(x)
             self.steps += 1
-            self._report_skipped()
+            self._report_skipped(skipped, f"step {self.steps}")
             return logits.detach().float()
 
     def predict(self, x: Tensor) -> Tensor:
@@ -185,11 +186,13 @@ class Adapter(nn.Module):
                 return {name: network(x).detach().float() for name, network in self.members().items()}
 
     def reset(self) -> None:
-        """Return to the state before the first batch, bit for bit (what `fit_source` learned stays)."""
+        """Return to the state before the first batch, bit for bit (what `fit_source` learned stays).
+
+        Where `start_here` was called, to the state of that moment.
+        """
         if self._initial is not None:
             self.load_state_dict(self._initial)
         self._bad_input = self._bad_seen = None
-        self._reported = 0
         self.logged = {}
 
     def restart(self) -> None:
@@ -197,6 +200,10 @@ class Adapter(nn.Module):
         if self._initial is not None:
             counters = {key: value for key, value in self.state_dict().items() if key.endswith(".skipped")}
             self.load_state_dict({**self._initial, **counters, "_extra_state": self.get_extra_state()})
+
+    def train(self, mode: bool = True) -> Self:
+        """Does nothing: an adapter learns in every call, and its networks keep their modes, with dropout off."""
+        return self
 
     def export(self) -> nn.Module:
         """An ordinary network with the adapted weights: predicts what `predict` does, no longer learns."""
@@ -217,8 +224,10 @@ class Adapter(nn.Module):
                 for images, labels in map(checked_pair, itertools.chain([first], batches)):
                     yield self._accepted(images), labels.to(self.device)
 
+            skipped = self._skipped_here()
             with torch.enable_grad(), self._autocast():
                 self.learn_source(all_batches())
+            self._report_skipped(skipped, "a step of fit_source")
             self.source_ready = True
             self.start_here()
         return self
@@ -351,11 +360,16 @@ class Adapter(nn.Module):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """What `.to(device)` calls: networks, buffers and random numbers move together."""
+        """What `.to(device)` calls: networks, buffers and random numbers move together; weights stay in fp32."""
+        sample = fn(torch.zeros(0, device=self.device))
+        if sample.dtype != torch.float32:
+            raise ConfigError(f"an adapter's weights stay in fp32, not {sample.dtype}; use precision='bf16' for speed")
+        moves = sample.device != self.device
+        rng = self.rng.moved(sample.device) if moves else self.rng  # refuses, before anything moves, where it must
         super()._apply(fn, recurse)
-        if not self._waiting and input_device(self) != self.device:
-            self.device = input_device(self)
-            self.rng = self.rng.moved(self.device)
+        if moves:
+            self.device, self.rng = sample.device, rng
+            self._waiting = [deepcopy(model).to(self.device) for model in self._waiting]  # the user's stays
             self._record_passes()
         return self
 
@@ -386,6 +400,7 @@ class Adapter(nn.Module):
         self._waiting.clear()
         self._record_passes()
         self.start_here()
+        self.starts_as_built = True
 
     def _record_passes(self) -> None:
         """Let CUDA graphs do the networks' passes; anew when the networks have moved."""
@@ -426,6 +441,7 @@ class Adapter(nn.Module):
             key: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else deepcopy(value)
             for key, value in self.state_dict().items()
         }
+        self.starts_as_built = False
 
     def _require_built(self, what: str) -> None:
         if self._waiting:
@@ -448,7 +464,10 @@ class Adapter(nn.Module):
         return self._finite(x)
 
     def _finite(self, x: Tensor) -> Tensor:
-        """The batch if it is finite. Deferred: a bad one becomes zeros, is marked, and moves no weight."""
+        """The batch if it is finite. Deferred: a bad one becomes zeros and is marked, and nothing is learned from it.
+
+        What a method does whatever the batch, such as averaging weights or returning some to the source, goes on.
+        """
         if self.runtime.check_input == "off":
             return x
         if self.runtime.check_input == "now":
@@ -462,11 +481,14 @@ class Adapter(nn.Module):
         self._bad_seen = self._bad_input if self._bad_seen is None else self._bad_seen | self._bad_input
         return torch.where(self._bad_input, 0.0, x)
 
-    def _report_skipped(self) -> None:
-        if self.device.type == "cpu" and (skipped := self.skipped) > self._reported:
-            self._reported = skipped
+    def _skipped_here(self) -> int:
+        """`skipped` on the CPU; zero elsewhere, where reading it would wait for the device."""
+        return self.skipped if self.device.type == "cpu" else 0
+
+    def _report_skipped(self, before: int, what: str) -> None:
+        if (skipped := self._skipped_here()) > before:
             warnings.warn(
-                f"{self.method}: step {self.steps} was not finite and was not applied ({skipped} so far)",
+                f"{self.method}: {what} was not finite and was not applied ({skipped} so far)",
                 stacklevel=3,
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,22 @@ def save_adapter(adapter: Adapter, path: str | Path) -> None:
         "source": adapter.source_fingerprint,
         "state": state,
         # what a reset returns to, where that is more than the source model tells
-        "initial": adapter.initial_state if adapter.source_ready else None,
+        "initial": None if adapter.starts_as_built else adapter.initial_state,
         "digest": fingerprint(state),
     }
     content["whole"] = _digest(content)
     target = Path(path)
     if not target.parent.is_dir():
         raise CheckpointError(f"there is no folder {target.parent} to write {target.name} to; make it first")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    part = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with part.open("xb") as file:  # not by tempfile, whose files are for the owner alone
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, target)
+        part.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 

@@ -101,14 +101,19 @@ def _clone(tensor: Tensor | None) -> Tensor | None:
 
 
 def set_statistics(module: nn.Module, statistics: Statistics, alpha: float = 0.1) -> nn.Module:
-    """Replace every BatchNorm of `module` (in place) by one that uses the chosen statistics."""
-    for name, child in module.named_children():
-        if isinstance(child, _BatchNorm):
-            setattr(module, name, TestTimeNorm(child, statistics, alpha))
-        elif isinstance(child, TestTimeNorm):
-            child.statistics, child.alpha = statistics, alpha
-        else:
-            set_statistics(child, statistics, alpha)
+    """Replace every BatchNorm of `module` (in place) by one that uses the chosen statistics.
+
+    A layer that stands in several places is replaced by one layer in all of them.
+    """
+    replaced: dict[nn.Module, TestTimeNorm] = {}
+    for parent in list(module.modules()):
+        for name, child in list(parent._modules.items()):  # named_children would tell of each layer once
+            if isinstance(child, _BatchNorm):
+                if child not in replaced:
+                    replaced[child] = TestTimeNorm(child, statistics, alpha)
+                setattr(parent, name, replaced[child])
+            elif isinstance(child, TestTimeNorm):
+                child.statistics, child.alpha = statistics, alpha
     return module
 
 
@@ -147,10 +152,16 @@ def norm_parameters(module: nn.Module) -> list[nn.Parameter]:
 def freeze_norms(module: nn.Module, names: Sequence[str], exactly: Sequence[str] = ()) -> nn.Module:
     """Freeze (in place) the normalisation layers whose name holds one of `names` or is one of `exactly`.
 
-    Names are those of the user's model. A choice that would freeze every layer is not applied.
+    Names are those of the user's model. Those of `exactly` count for a layer as wide as the first one, as in a ViT:
+    a wider one ends a network of stages, such as Swin. A choice that would freeze every layer is not applied.
     """
     layers = {_own_name(name): m for name, m in module.named_modules() if is_norm(m)}
-    chosen = [m for name, m in layers.items() if name in exactly or any(part in name for part in names)]
+    widths = [next(m.parameters(recurse=False)).numel() for m in layers.values()]
+    chosen = [
+        m
+        for (name, m), width in zip(layers.items(), widths, strict=True)
+        if any(part in name for part in names) or (name in exactly and width == widths[0])
+    ]
     if len(chosen) < len(layers):
         for layer in chosen:
             layer.requires_grad_(False)

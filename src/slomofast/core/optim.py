@@ -1,7 +1,7 @@
 """Adam and SGD on one flat vector: their whole state is a few buffers, and a bad gradient is skipped on the device.
 
-A gradient that holds NaN or Inf leaves parameters and moments as they were, decided by a mask rather than by a
-branch, so the host never waits for the device.
+A gradient that holds NaN or Inf, or a value too large to be squared, leaves parameters and moments as they were. A mask
+decides it rather than a branch, so the host never waits for the device.
 
 The vector has the order of the parameters' memory, so that weights in channels-last memory are not turned round for a
 step and back again. A saved state has the order of their shapes, whatever the memory.
@@ -95,6 +95,8 @@ class FlatOptimizer(nn.Module):
     ) -> None:
         """Move the parameters once along `gradients`; None stands for zero. Nothing moves if anything is not finite.
 
+        Nor does it if the square of a gradient is not: it would stay in the moments for good.
+
         `when` is a 0-d bool on the device: unset, the step is left out (and not counted as skipped), so that a batch
         with nothing to learn from does not coast on momentum. `pace` multiplies the change: a number, or a vector
         with one for each value.
@@ -104,7 +106,9 @@ class FlatOptimizer(nn.Module):
             return
         dense = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, targets, strict=True)]
         gradient = self._vector(dense).float()
-        ok = torch.isfinite(torch.linalg.vector_norm(gradient, math.inf) + loss.detach())
+        if self.config.weight_decay:
+            gradient = gradient + self.config.weight_decay * self._vector(targets)
+        ok = torch.isfinite(torch.linalg.vector_norm(gradient, math.inf).square() + loss.detach())
         self.skipped += (~ok).long()
         ok = ok if when is None else ok & when
         self.count += ok
@@ -147,8 +151,6 @@ class FlatOptimizer(nn.Module):
 
     def _change(self, gradient: Tensor, ok: Tensor) -> Tensor:
         gradient = torch.where(ok, gradient, 0.0)
-        if self.config.weight_decay:
-            gradient = gradient + self.config.weight_decay * self._vector(self._parameters_list) * ok
         change = self._adam(gradient, ok) if self.config.optimizer == "adam" else self._sgd(gradient, ok)
         return change * self.scale if self.relative else change
 

@@ -137,11 +137,6 @@ def _not_separable(name: str, why: str) -> ModelError:
     )
 
 
-def input_shape(x: Tensor) -> tuple[int, ...]:
-    """Shape of one sample."""
-    return tuple(x.shape[1:])
-
-
 def input_device(model: nn.Module) -> torch.device:
     """Where the model lives: the device of its first parameter or buffer (CPU if it has none)."""
     for tensor in (*model.parameters(), *model.buffers()):
