@@ -13,7 +13,7 @@ import pytest
 from test_records import damage
 
 from slomofast.core.errors import DataError
-from slomofast.report import build_report
+from slomofast.report import build_report, files
 from slomofast.report.aggregate import group_runs
 from slomofast.report.html import script_json
 from slomofast.report.paper_tables import all_tables
@@ -60,12 +60,16 @@ def test_the_page_is_one_file_without_addresses_to_load(small_report: Path) -> N
 def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>\u2028"
     record = made_up.make_record("tent", warnings=[evil])
-    record["job"] |= {"method": evil, "overrides": {evil: evil}}
+    record["job"] |= {"method": evil, "overrides": {evil: evil}, "options": {evil: evil}}
+    record["job"]["data"]["name"] = evil
     made_up.write_store(tmp_path / "runs", [record])
     page = build_report(tmp_path / "runs", tmp_path / "out", title=evil)
     text = page.read_text(encoding="utf-8")
     assert "<img src=x" not in text and "&lt;img src=x" in text
     assert payload_of(page)["methods"][0]["name"] == evil
+    assert payload_of(page)["methods"][0]["title"] == f"{evil} ({evil}={evil})"
+    for path in (tmp_path / "out" / "tables").glob("*.md"):
+        assert "<img" not in path.read_text(encoding="utf-8")
     assert script_json({"a": "<!--</script>"}) == '{"a":"\\u003c!--\\u003c/script>"}'
 
 
@@ -91,6 +95,21 @@ def test_tables_of_an_earlier_report_do_not_stay_behind(tmp_path: Path) -> None:
     assert (tmp_path / "out/tables/cyclic.md").exists()
     build_report(tmp_path / "b", tmp_path / "out")
     assert not (tmp_path / "out/tables/cyclic.md").exists() and (tmp_path / "out/tables/summary.md").exists()
+
+
+def test_what_was_there_stays_until_the_new_is_whole(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = build_report(small_store, tmp_path / "out").parent
+    before = contents(out)
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        build_report(small_store, out, title="Another")
+    assert contents(out) == before
 
 
 def test_a_file_in_the_place_of_the_report_is_an_error(tmp_path: Path, small_store: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import made_up
 import numpy as np
 import pytest
 
+from slomofast.metrics import Curve, summarise
 from slomofast.report import curves
 from slomofast.report.curves import Band, Series
 
@@ -101,3 +103,23 @@ def test_columns_that_cannot_be_right_are_refused(change: dict, words: str) -> N
     curve = {"domain": [0, 1], "wrong": [1, 0], "count": [10, 10], "cycle": [0, 0], "domains": ["a", "b"]}
     with pytest.raises(ValueError, match=words):
         Series.of(curve | change)
+
+
+@pytest.mark.parametrize("setting", made_up.SETTINGS)
+def test_the_parts_of_a_score_make_it_up(setting: str) -> None:
+    curve = made_up.make_record("tent", setting, seed=1)["curve"]
+    curve["count"] = [count + 7 * place for place, count in enumerate(curve["count"])]  # visits of unlike length
+    curve["by_domain"] = [
+        p and [[d, n + 7 * place * (k == 0), w] for k, (d, n, w) in enumerate(p)]
+        for place, p in enumerate(curve["by_domain"])
+    ]
+    parts = curves.score_parts(Series.of(curve), curve)
+    assert sum(weight for _, weight, _ in parts) == pytest.approx(1.0)
+    wanted = summarise(Curve.from_dict(curve), ["error"])["error"]["mean"]
+    assert sum(weight * error for _, weight, error in parts) == pytest.approx(wanted)
+    assert {name for name, *_ in parts} == curves.column_errors(Series.of(curve)).keys()
+
+
+def test_a_curve_without_segments_has_no_parts() -> None:
+    curve = {"domain": [0], "wrong": [1], "count": [2], "domains": ["a"]}
+    assert curves.score_parts(Series.of(curve), curve) == ()

@@ -339,13 +339,47 @@ def test_searching_and_paging_records(open_page: Open, tmp_path: Path) -> None:
 
 def test_hostile_names_stay_text(open_page: Open, tmp_path: Path) -> None:
     evil = "<b>x</b><img src=x onerror=document.title='owned'></script>"
-    record = made_up.make_record("tent", "cyclic", batches=2, warnings=[evil])
+    record = made_up.make_record("tent", "cyclic", batches=2, forgetting=True, warnings=[evil])
     record["job"]["method"] = evil
+    domains = [f"{evil}{name}" for name in made_up.DOMAINS]
+    record["curve"] |= {"domains": domains, "groups": {evil: domains}}
+    record["metrics"]["error"]["by_domain"] = dict.fromkeys(domains, 5.0)
+    record["metrics"]["forgetting"] |= {"domains": domains, "visits": domains * 2}
     made_up.write_store(tmp_path / "runs", [record])
     page = open_page(build_report(tmp_path / "runs", tmp_path / "out", title=evil))
     assert column(page, "ranking-table", 1) == [evil] and page.locator("h1").inner_text() == evil
+    for chart, trace in (("time", 0), ("recovery", 1), ("forgetting", 0)):
+        drawn = page.evaluate(f"(({{customdata, y, name}}) => [customdata, y, name])($('chart-{chart}').data[{trace}])")
+        assert "&lt;b&gt;x" in str(drawn) and "<b>" not in str(drawn), chart
+    labels = page.locator("#chart-forgetting .ytick text").all_text_contents()
+    assert labels and set(labels) <= {name.replace("_", " ") for name in domains}
     assert page.locator("#chart-recovery .xtick text").text_content() == evil
     assert page.title() == evil and page.locator("body img").count() == 0
+
+
+def test_the_verdict_says_why_there_is_none(open_page: Open, tmp_path: Path) -> None:
+    def record(method: str, error: float, domains: int, batch_size: int) -> dict[str, Any]:
+        """Streams with the batch size tell the two experiments apart."""
+        made = made_up.make_record(method, batches=1, batch_size=batch_size)
+        made["curve"] = None
+        made["metrics"]["error"] = {"mean": error, "by_domain": dict.fromkeys(made_up.DOMAINS[:domains], error)}
+        return made
+
+    rows = [record(m, e, n, 10 * n) for n in (3, 15) for m, e in (("tent", 20.0), ("roid", 19.0))]
+    seeds = [made_up.make_record(m, "cyclic", batches=2, seed=s) for m in ("tent", "roid") for s in (0, 1)]
+    repeat = made_up.make_record("tent", "cyclic", batches=2) | {"id": "again", "started": "2024-01-01"}
+    made_up.write_store(tmp_path / "runs", [*rows, *seeds, repeat])
+    page = open_page(build_report(tmp_path / "runs", tmp_path / "out"))
+    texts = {}
+    for number in range(page.evaluate("DATA.groups.length")):
+        page.evaluate(f"state.group = {number}; fillSelection(); draw()")
+        texts[page.locator("#experiment").inner_text().split(" · ")[-1]] = column(page, "ranking-table", 3)
+    few, alike, cycles = (next(v for k, v in texts.items() if word in k) for word in ("of 30", "of 150", "of 100"))
+    assert few == ["−1.00 too few pairs", "+1.00 too few pairs"]
+    assert alike == ["−1.00 all pairs alike", "+1.00 all pairs alike"]
+    assert "better" in cycles[0] and "worse" in cycles[1] and "[" in cycles[0]
+    notes = page.locator("#notes").inner_text()
+    assert "repeat a seed" in notes and "again" in notes and "seed 0 counts with" in notes
 
 
 def test_an_empty_store_and_a_damaged_one_say_what_is_wrong(open_page: Open, tmp_path: Path) -> None:

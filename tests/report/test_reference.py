@@ -67,3 +67,8 @@ def test_summary_cells_that_contradict_the_detailed_table_carry_a_flag() -> None
         if entry.source == PAPER and entry.method != "source" and detail is not None:
             gap = abs(detail.values["mean"] - entry.values["error"])
             assert gap <= 0.051 or entry.flag, (entry.setting, entry.data, entry.method)
+
+
+def test_the_source_of_ccc_carries_a_flag() -> None:
+    entry = find("summary", PAPER, "source", setting="ccc", data="ccc", model="resnet50")
+    assert entry is not None and entry.values["error"] == 93.4 and "82.4" in entry.flag

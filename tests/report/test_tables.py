@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import made_up
 import pytest
 
+from slomofast.metrics.statistics import Difference, paired_difference
 from slomofast.report import rendering
 from slomofast.report.aggregate import Method, group_runs
 from slomofast.report.paper_tables import all_tables, summary
 from slomofast.report.records import Run, take_apart
-from slomofast.report.significance import difference
+from slomofast.report.significance import difference, interval_text, verdict, weighted_difference
 from slomofast.report.tables import Entry, Row, Table, entry_of, rank_columns, ranked
 
 
@@ -24,7 +26,8 @@ def run(method: str = "tent", error: float = 20.0, **options: object) -> Run:
     share = dict.fromkeys(made_up.DOMAINS, error)
     record["metrics"]["error"] = {"mean": error}
     found, _ = take_apart(record, "x.json")
-    return Run(**{**{f: getattr(found, f) for f in found.__dataclass_fields__}, "domains": share})
+    parts = tuple((name, 1 / len(share), error) for name in share)
+    return replace(found, domains=share, parts=parts)
 
 
 def cell(table: Table, column: str, **labels: str) -> Entry:
@@ -86,7 +89,7 @@ def test_published_numbers_stand_below_with_their_contradictions() -> None:
 def test_other_streams_have_no_published_numbers() -> None:
     mild = run()
     protocol = tuple((k, "3.0" if k == "severity" else v) for k, v in mild.protocol)
-    other = Run(**{**{f: getattr(mild, f) for f in mild.__dataclass_fields__}, "protocol": protocol})
+    other = replace(mild, protocol=protocol)
     three = run(setting={"name": "cyclic", "cycles": 3})
     for odd in (other, three):
         assert all(row.origin == "ours" for row in summary(group_runs([odd])).rows)
@@ -106,11 +109,66 @@ def test_the_lead_is_a_paired_difference() -> None:
     b = [run("tent", 11.0 + s, seed=s) for s in range(3)]
     found = difference(a, b)
     assert found is not None and found.pairs == 45
-    # Seeds differ by more than the methods do; pairing removes that, so the interval has no width.
-    assert (found.mean, found.low, found.high) == pytest.approx((-1.0, -1.0, -1.0)) and found.clear
-    assert difference(a, [run("tent", 11.0, seed=9)]) is None
+    assert found.mean == pytest.approx(-1.0) and difference(a, [run("tent", 11.0, seed=9)]) is None
+    b[0] = replace(b[0], parts=tuple((d, w, e + 3 * (n == 0)) for n, (d, w, e) in enumerate(b[0].parts)), error=11.2)
     lead = cell(summary(group_runs([*a, *b])), "Best against next", Setting="Continual")
-    assert lead.plain == "ROID − TENT: −1.00 [−1.00, −1.00]"
+    # Seeds differ by more than the methods do; pairing removes that, so the interval is narrow.
+    assert lead.plain == "ROID − TENT: −1.07 [−1.20, −1.00]"
+    fewer = cell(summary(group_runs([*a, *b[:2]])), "Best against next", Setting="Continual")
+    assert fewer.plain.endswith("(seeds of both: 2)")
+
+
+def test_a_constant_difference_and_few_pairs_decide_nothing() -> None:
+    a, b = run("roid", 10.0), run("tent", 11.0)
+    found = difference([a], [b])
+    assert found is not None and (found.pairs, found.low, found.high, found.clear) == (15, None, None, False)
+    assert verdict(found) == "all pairs alike" and interval_text(found) == "−1.00"
+    few = difference([replace(a, parts=a.parts[:3])], [replace(b, parts=b.parts[:3])])
+    assert few is not None and few.pairs == 3 and verdict(few) == "too few pairs"
+    lead = cell(summary(group_runs([a, b])), "Best against next", Setting="Continual")
+    assert lead.plain == "ROID − TENT: −1.00"
+    assert (
+        verdict(Difference(1.0, 0.5, 2.0, 9, 0)) == "worse" and verdict(Difference(1.0, -0.5, 2.0, 9, 0)) == "undecided"
+    )
+
+
+def stochastic(method: str, wrong: dict[str, list[int]], seed: int = 0) -> Run:
+    """A run that comes to each domain as often as there are numbers of wrong answers in a hundred."""
+    record = made_up.make_record(method, "stochastic", seed=seed)
+    visits = [(made_up.DOMAINS.index(d), w) for d, errors in wrong.items() for w in errors]
+    columns = {"segment": list(range(len(visits))), "domain": [d for d, _ in visits], "wrong": [w for _, w in visits]}
+    columns |= {"count": [100] * len(visits), "cycle": [0] * len(visits), "by_domain": [None] * len(visits)}
+    record["curve"] |= columns
+    return take_apart(record | {"metrics": {"error": {"mean": sum(columns["wrong"]) / len(visits)}}}, "x.json")[0]
+
+
+def test_the_difference_is_that_of_the_scores() -> None:
+    often = {"fog": [20] * 9, "snow": [40, 45], "frost": [70], "contrast": [60], "pixelate": [50]}
+    other = {"fog": [10] * 9, "snow": [50, 56], "frost": [82], "contrast": [73], "pixelate": [61]}
+    tent, roid = [stochastic("tent", often, s) for s in (0, 1)], [stochastic("roid", other, s) for s in (0, 1)]
+    by_domain = [tent[0].domains[d] - roid[0].domains[d] for d in tent[0].domains]
+    assert sum(by_domain) < 0 < tent[0].error - roid[0].error  # domains alike, and as the score weighs them
+    found = difference(tent, roid)
+    assert found is not None and found.pairs == 10
+    assert found.mean == pytest.approx(tent[0].error - roid[0].error)
+    assert found.low is not None and found.high is not None and found.low < found.mean < found.high
+
+
+def test_weights_are_part_of_the_bootstrap() -> None:
+    gaps = [1.0, -1.0, -1.5, -2.0, -1.2, 0.4, 0.3]
+    assert weighted_difference(gaps) == weighted_difference(gaps, [2.0] * 7)
+    plain = paired_difference(gaps, [0.0] * 7, draws=2000)
+    found = weighted_difference(gaps)
+    assert (found.mean, found.low, found.high) == pytest.approx((plain.mean, plain.low, plain.high))
+    heavy = weighted_difference(gaps, [50.0, 1, 1, 1, 1, 1, 1])
+    assert heavy.mean == pytest.approx((50 - 5) / 56) and heavy.high == pytest.approx(1.0, abs=0.05)
+
+
+def test_runs_that_are_made_up_differently_are_one_pair_of_scores() -> None:
+    whole = run("tent", 20.0)
+    part = replace(run("roid", 15.0), parts=tuple((d, 1 / 7, 15.0) for d in made_up.DOMAINS[:7]))
+    found = difference([whole], [part])
+    assert found is not None and (found.mean, found.pairs, found.low) == (5.0, 1, None)
 
 
 def test_only_tables_with_records_are_made() -> None:
@@ -141,7 +199,6 @@ def test_cycles_and_levels_and_networks_have_their_tables() -> None:
     assert cell(lifelong, "10", Figure="Forgetting", Method="SloMo-Fast").value == pytest.approx(8 * 0.2 + 0.9)
     assert cell(lifelong, "10", Figure="Error %", Method="SloMo-Fast", Numbers_of="paper").value == 11.9
     assert tables["ccc"][0].columns == ("easy", "hard", "mean")
-    assert cell(tables["ccc"][0], "hard", Method="SloMo-Fast", Numbers_of="paper").value == 87.9
     assert tables["architectures"][0].columns == ("ResNet-50", "Swin-B")
     assert cell(tables["recurring"][0], "CIFAR10-C", Method="SloMo-Fast", Numbers_of="paper").value == 12.4
     assert cell(tables["efficiency"][0], "ms per batch", Method="SloMo-Fast").value == 52.0
@@ -167,6 +224,15 @@ def test_markdown(odd_table: Table) -> None:
     assert "- <sup>a</sup> paper: 5 % & more" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
+
+
+def test_markdown_lets_no_markup_through() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    table = Table("t", f"T {evil}\n# more", f"C {evil}", ("Setting",), (evil, "[a](javascript:b) &lt;"))
+    table.rows += [Row((evil,), (Entry(text=evil), Entry(1.0, notes=table.note(f"N {evil}"))))]
+    text = rendering.markdown([table])
+    assert "<img" not in text and text.count("&lt;img src=x onerror=alert(1)&gt;") == 6
+    assert "\n# more" not in text and "](" not in text and "&amp;lt;" in text
 
 
 def test_latex(odd_table: Table) -> None:

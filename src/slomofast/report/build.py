@@ -7,6 +7,7 @@ from pathlib import Path
 from slomofast.core.errors import DataError
 from slomofast.report import rendering
 from slomofast.report.aggregate import group_runs
+from slomofast.report.files import write_atomically
 from slomofast.report.html import render_page
 from slomofast.report.paper_tables import all_tables
 from slomofast.report.payload import build_payload
@@ -45,9 +46,9 @@ def write_report(reading: Reading, out_dir: Path, title: str) -> Path:
         for ending, write in _WRITERS.items():
             path = folder / f"{name}.{ending}"
             if name in tables:
-                path.write_text(write(tables[name]), encoding="utf-8", newline="\n")
+                write_atomically(path, write(tables[name]))
             else:
                 path.unlink(missing_ok=True)
     page = out_dir / "index.html"
-    page.write_text(render_page(build_payload(reading, groups, tables, title)), encoding="utf-8", newline="\n")
+    write_atomically(page, render_page(build_payload(reading, groups, tables, title)))
     return page

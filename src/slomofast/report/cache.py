@@ -7,20 +7,21 @@ change, and deleting it costs time, never data. It holds plain JSON, so a store 
 from __future__ import annotations
 
 import json
-import os
-import uuid
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slomofast.report.curves import Band
+from slomofast.report.files import write_atomically
 
 if TYPE_CHECKING:
     from slomofast.report.records import Layout, Run
 
 NAME = ".report.jsonl"
-VERSION = 1  # raise when `Run` or the way it is computed changes
+VERSION = 2  # raise when `Run` or the way it is computed changes
 Stamp = tuple[int, int]  # size and time of change of a file
 
 
@@ -55,12 +56,8 @@ def save(folder: Path, runs: Iterable[Run], stamps: Mapping[str, Stamp], layouts
         lines.append(json.dumps(["layout", mark, layout.steps, layout.bands, layout.edges]))
     for run in runs:
         lines.append(json.dumps(["run", *stamps[run.file], [getattr(run, f.name) for f in fields(run)]]))
-    temporary = folder / f"{NAME}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / NAME)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    with suppress(OSError):
+        write_atomically(folder / NAME, "\n".join(lines) + "\n")
 
 
 def _head() -> list[Any]:
@@ -73,7 +70,8 @@ def _run(values: list[Any]) -> Run:
     from slomofast.report.records import Run
 
     run = Run(*values)
-    for name in ("protocol", "visits", "cycles", "warnings"):
+    for name in ("protocol", "visits", "cycles", "warnings", "parts"):
         value = getattr(run, name)
         object.__setattr__(run, name, tuple(tuple(v) if isinstance(v, list) else v for v in value))
+    object.__setattr__(run, "options", sys.intern(run.options))
     return run

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from slomofast.core.errors import ConfigError, DataError, unknown_name
-from slomofast.metrics.statistics import Difference, paired_difference
-from slomofast.report.aggregate import Cell, Group, Method, all_methods, group_runs
+from slomofast.metrics.statistics import Difference
+from slomofast.report.aggregate import Cell, Group, Method, all_methods, group_runs, methods_of
 from slomofast.report.names import domain_title
 from slomofast.report.records import Reading, Run, read_run
-from slomofast.report.significance import difference
+from slomofast.report.significance import difference, weighted_difference
 
 DRAWS = 10_000
 
@@ -121,7 +121,7 @@ def _of_methods(first: Method, second: Method, groups: Sequence[Group]) -> Compa
 def _overall(shared: Sequence[tuple[Cell, Cell]]) -> Line:
     """Mean over the experiments both went through; the pairs are the experiments."""
     left, right = [a.mean for a, _ in shared], [b.mean for _, b in shared]
-    found = paired_difference(left, right, draws=DRAWS)
+    found = weighted_difference([a - b for a, b in zip(left, right, strict=True)], draws=DRAWS)
     return Line(f"Mean of the {len(shared)} experiments both ran", float(np.mean(left)), float(np.mean(right)), found)
 
 
@@ -129,7 +129,7 @@ def _of_runs(first: Run, second: Run) -> Comparison:
     """Two records domain by domain; the interval pairs their domains."""
     domains = [d for d in first.domains if d in second.domains]
     lines = [Line(domain_title(d), first.domains[d], second.domains[d], None) for d in domains]
-    pair = difference([_seedless(first)], [_seedless(second)], DRAWS) if domains else None
+    pair = difference([_seedless(first)], [_seedless(second)], DRAWS)
     lines.append(Line("mean", first.error, second.error, pair, (1, 1)))
     remarks = [
         f"they differ in {name}: {a} and {b}"
@@ -138,11 +138,13 @@ def _of_runs(first: Run, second: Run) -> Comparison:
             ("data", first.data, second.data),
             ("network", first.model, second.model),
             ("seed", first.seed, second.seed),
+            ("source images", first.source or "the stream's own", second.source or "the stream's own"),
             *((k, v, dict(second.protocol).get(k)) for k, v in first.protocol),
         )
         if a != b
     ]
-    titles = [f"{Method(r.method, r.overrides).title} {r.id}" for r in (first, second)]
+    methods = methods_of([first, second])
+    titles = [f"{methods[run.id].title} {run.id}" for run in (first, second)]
     return Comparison(titles[0], titles[1], "Domain", lines, tuple(remarks))
 
 

@@ -133,6 +133,11 @@ def thinned(series: Series, edges: np.ndarray) -> np.ndarray:
 
 def column_errors(series: Series) -> dict[str, float]:
     """Error by domain in order of appearance; a mixed phase beside pure ones is a column of its own."""
+    return {name: 100 * wrong / count for name, (count, wrong) in _column_sums(series).items() if count}
+
+
+def _column_sums(series: Series) -> dict[str, list[int]]:
+    """Images and wrong answers by column."""
     pure = series.domain >= 0
     totals: dict[str, list[int]] = {}
 
@@ -156,7 +161,49 @@ def column_errors(series: Series) -> dict[str, float]:
         for d in np.unique(flat[:, 0]).tolist():
             rows = flat[flat[:, 0] == d]
             add(series.domains[d], int(rows[:, 1].sum()), int(rows[:, 2].sum()))
-    return {name: 100 * wrong / count for name, (count, wrong) in totals.items() if count}
+    return totals
+
+
+def score_parts(series: Series, curve: Mapping[str, Any]) -> tuple[tuple[str, float, float], ...]:
+    """The score taken apart: (column, weight, error), whose weighted mean it is. The weights add up to 1.
+
+    Columns are those of `column_errors`. With the rule `samples` a column weighs as many images as it has, and with
+    `segments` as many segments; its error is then the mean of their errors. Nothing for a curve without segments.
+    """
+    if curve.get("rule") == "samples":
+        sums = _column_sums(series)
+        total = sum(count for count, _ in sums.values())
+        return tuple((name, count / total, 100 * wrong / count) for name, (count, wrong) in sums.items() if count)
+    if "segment" not in curve:
+        return ()
+    _, starts, inverse = np.unique(np.asarray(curve["segment"]), return_index=True, return_inverse=True)
+    count, wrong = (np.bincount(inverse, values, len(starts)) for values in (series.count, series.wrong))
+    errors, domains = (100 * wrong / np.maximum(1, count)).tolist(), series.domain[starts].tolist()
+    several = any(d >= 0 for d in domains)
+    found: dict[str, list[float]] = {}
+    for number, (domain, error) in enumerate(zip(domains, errors, strict=True)):
+        if domain >= 0:
+            columns = {series.domains[domain]: error}
+        else:
+            columns = _mixture(series, np.flatnonzero(inverse == number).tolist()) or {MIXED: error}
+        if several and domain < 0:
+            columns = {MIXED: sum(columns.values()) / len(columns)}
+        for name, value in columns.items():
+            sums_of = found.setdefault(name, [0.0, 0.0])
+            sums_of[0] += 1 / len(columns)
+            sums_of[1] += value / len(columns)
+    return tuple((name, weight / len(starts), total / weight) for name, (weight, total) in found.items())
+
+
+def _mixture(series: Series, places: Sequence[int]) -> dict[str, float]:
+    """Error of every domain in these mixed batches."""
+    sums: dict[int, list[int]] = {}
+    for place in places:
+        for domain, count, wrong in series.parts[place] or ():
+            held = sums.setdefault(domain, [0, 0])
+            held[0] += count
+            held[1] += wrong
+    return {series.domains[d]: 100 * wrong / count for d, (count, wrong) in sorted(sums.items()) if count}
 
 
 def visit_errors(series: Series) -> list[tuple[str, int, float]]:

@@ -68,10 +68,10 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _by_stream(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for record in records:
         prints = record["fingerprints"]
-        groups.setdefault((prints["stream"], prints["model"]), []).append(record)
+        groups.setdefault((prints["stream"], prints.get("data", ""), prints["model"]), []).append(record)
     named: dict[str, list[dict[str, Any]]] = {}
     for group in groups.values():
         job = group[0]["job"]

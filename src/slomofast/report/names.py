@@ -112,8 +112,3 @@ def data_rank(name: str) -> tuple[int, str]:
 def domain_title(name: str) -> str:
     """`gaussian_noise` becomes `gaussian noise`."""
     return name.replace("_", " ")
-
-
-def short_domain(name: str) -> str:
-    """The first word of a domain's name, for narrow columns."""
-    return name.split("_")[0]

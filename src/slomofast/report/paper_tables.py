@@ -6,6 +6,7 @@ Only tables for which records exist are made. Combinations nobody ran are dashes
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from slomofast.report import names, reference
@@ -38,16 +39,16 @@ def summary(groups: Sequence[Group]) -> Table:
     table = Table(
         "summary",
         "Summary",
-        "Mean error in percent (lower is better) ± deviation over seeds. The last column is the mean difference "
-        "between the best method and its best rival with a 95 % interval from a paired bootstrap; an interval "
-        "that contains 0 decides nothing. Published CIFAR streams have 10,000 images a domain; shorter ones "
+        "Mean error in percent (lower is better) ± deviation over seeds. The last column is the difference between the "
+        "best method and its best rival over the seeds both have, with a 95 % interval from a paired bootstrap; an "
+        "interval that contains 0 decides nothing. Published CIFAR streams have 10,000 images a domain; shorter ones "
         "here say so.",
         ("Setting", "Data", "Model", "Numbers of"),
         (*(m.title for m in methods), "Best against next"),
     )
     for group in groups:
         labels = (_setting(group), names.data_title(group.data), group.model_title)
-        cells = ranked([own_entry(group.cells.get(m)) for m in methods])
+        cells = ranked([_noted(table, group.cells.get(m)) for m in methods])
         table.rows.append(Row((*labels, OWN + _length(group)), (*cells, _lead(group)), OURS))
         for source, _ in SOURCES:
             found = [find("summary", group, source, m) for m in methods]
@@ -158,46 +159,107 @@ def _by_cycle(run: Run, metric: str) -> list[float]:
     return [float(v) for v in values if v is not None]
 
 
+_LEVELS = ("easy", "medium", "hard")
+
+
 def ccc(groups: Sequence[Group]) -> list[Table]:
-    """Continuously changing corruptions: one column per level."""
-    families: dict[tuple[str, str], list[Group]] = {}
+    """Continuously changing corruptions: one column per level, for shards and for streams made here."""
+    families: dict[tuple[bool, str, str], list[Group]] = {}
     for group in groups:
-        if group.setting == "ccc":
-            families.setdefault((group.data, group.model), []).append(group)
-    tables = []
-    for (data, model), family in families.items():
-        levels = _levels(family)
-        columns = (*levels, "mean")
-        table = Table(
-            f"ccc_{_slug(data)}_{_slug(model)}",
-            f"CCC: {names.data_title(data)} · {family[0].model_title}",
-            "Mean online error in percent by level; the mean is over levels and only where all were run.",
-            ("Method", "Numbers of"),
-            columns,
-        )
-        own, below = [], {}
-        for method in all_methods(family):
-            cells = [levels[level].cells.get(method) for level in levels]
-            means = [c.mean for c in cells if c]
-            total = Entry(fmean(means)) if len(means) == len(levels) else Entry()
-            own.append(Row((method.title, OWN), (*map(own_entry, cells), total), OURS))
+        shards = group.setting == "continual" and bool(group.stream)
+        if shards or group.setting == "ccc":
+            families.setdefault((shards, group.data, group.model), []).append(group)
+    return [_ccc_table(family, shards) for (shards, _, _), family in families.items()]
+
+
+def _ccc_table(family: Sequence[Group], shards: bool) -> Table:
+    data, model = ("shards" if shards else family[0].data), family[0].model
+    levels = _shard_levels(family) if shards else _levels(family)
+    table = Table(
+        f"ccc_{_slug(data)}_{_slug(model)}",
+        f"CCC: {data if shards else names.data_title(data)} · {family[0].model_title}",
+        "Mean online error in percent by level; the mean is over levels and only where all were run. "
+        + (
+            "A level is the mean over its streams (speeds and seeds) and only where a method went through all of them; "
+            "the deviation is then over streams. Published numbers are of the published streams of a level, three "
+            "speeds with three seeds, 7.5 million images each."
+            if shards
+            else "These streams were made from images of one's own; published numbers are of the published shards and "
+            "are not set beside them."
+        ),
+        ("Method", "Numbers of"),
+        (*levels, "mean"),
+    )
+    # The printed mean is over three levels; it says nothing about fewer.
+    printed = (*levels, "mean" if tuple(levels) == _LEVELS else "")
+    own, below = [], {}
+    for method in all_methods(family):
+        entries = [_over_streams([group.cells.get(method) for group in levels[level]]) for level in levels]
+        means = [e.value for e in entries if e.value is not None]
+        total = Entry(fmean(means)) if len(means) == len(levels) else Entry()
+        own.append(Row((method.title, OWN + (_shard_length(family) if shards else "")), (*entries, total), OURS))
+        found = None
+        if shards and method.plain and all(group.comparable for group in family):
+            found = reference.find("ccc", PAPER, method.name, setting="ccc", data="ccc", model=model)
+        if found is not None and not found.values.keys() & set(printed):
             found = None
-            if method.plain:
-                found = reference.find("ccc", PAPER, method.name, setting="ccc", data="ccc", model=model)
-            below[method.title] = printed_row(table, (method.title,), found, columns)
-        table.rows = interleave(own, below)
-        tables.append(table)
-    return tables
+        below[method.title] = printed_row(table, (method.title,), found, printed)
+    table.rows = interleave(own, below)
+    return table
 
 
-def _levels(family: Iterable[Group]) -> dict[str, Group]:
-    """Groups by level, easy before hard; further differences stay visible in the name."""
-    order = {"easy": 0, "medium": 1, "hard": 2}
-    found: dict[str, Group] = {}
-    for group in sorted(family, key=lambda g: order.get(str(g.fields.get("level")), 3)):
+def _over_streams(cells: Sequence[Cell | None]) -> Entry:
+    """Mean over the streams of a level; a dash where one is missing."""
+    present = [cell for cell in cells if cell is not None]
+    if len(present) < len(cells):
+        return Entry()
+    if len(present) == 1:
+        return own_entry(present[0])
+    return entry_of([cell.mean for cell in present], [run.id for cell in present for run in cell.runs])
+
+
+def _levels(family: Iterable[Group]) -> dict[str, list[Group]]:
+    """Groups by level, easy before hard; a target of one's own and further differences stay visible in the name."""
+    found: dict[str, list[Group]] = {}
+    for group in sorted(family, key=lambda g: _level_rank(str(g.fields.get("level")))):
         level = str(group.fields.get("level") or group.variant or "all")
-        found[level if level not in found else f"{level} ({group.variant})"] = group
+        if group.fields.get("target") is not None:
+            level += f", target {group.fields['target']}"
+        found[level if level not in found else f"{level} ({group.variant})"] = [group]
     return found
+
+
+def _shard_levels(family: Iterable[Group]) -> dict[str, list[Group]]:
+    """Groups by the level of their shards, with all streams of a level; an unknown stream goes by its folder's name.
+
+    Streams of another length, or run with another batch size or the like, are never put together.
+    """
+    alike: dict[tuple[object, ...], list[Group]] = {}
+    for group in family:
+        known = reference.ccc_stream(group.stream)
+        rest = tuple((k, v) for k, v in group.protocol if k not in ("data", "steps"))
+        own = "" if known else dict(group.protocol).get("data", "")
+        length = min(_stream_images(group), reference.CCC_IMAGES)  # full ones differ by part of a shard
+        alike.setdefault((known[0] if known else group.stream, own, rest, length), []).append(group)
+    found: dict[str, list[Group]] = {}
+    for (level, *_), members in sorted(alike.items(), key=lambda item: _level_rank(str(item[0][0]))):
+        name = str(level) if level not in found else f"{level} ({members[0].variant})"
+        found[name] = members
+    return found
+
+
+def _level_rank(level: str) -> tuple[int, str]:
+    return (_LEVELS.index(level) if level in _LEVELS else len(_LEVELS), level)
+
+
+def _stream_images(group: Group) -> int:
+    return next((run.images for cell in group.cells.values() for run in cell.runs), 0)
+
+
+def _shard_length(family: Iterable[Group]) -> str:
+    """A reminder where the published streams were longer."""
+    fewest = min(map(_stream_images, family))
+    return f", {fewest:,} images a stream" if 0 < fewest < reference.CCC_IMAGES else ""
 
 
 def architectures(groups: Sequence[Group]) -> list[Table]:
@@ -255,6 +317,18 @@ def recurring(groups: Sequence[Group]) -> list[Table]:
     return [table]
 
 
+def _noted(table: Table, cell: Cell | None) -> Entry:
+    """Mean error with a footnote where records repeat a seed."""
+    entry = own_entry(cell)
+    if cell is None or not cell.repeats:
+        return entry
+    count = len(cell.repeats)
+    text = (
+        f"{count} more {'record repeats a seed' if count == 1 else 'records repeat seeds'}; the newest of each counts"
+    )
+    return replace(entry, notes=table.note(text))
+
+
 def _lead(group: Group) -> Entry:
     """The best method against its best rival."""
     order = sorted(group.cells.values(), key=lambda c: (c.mean, c.method.rank))
@@ -263,7 +337,10 @@ def _lead(group: Group) -> Entry:
     found = difference(order[0].runs, order[1].runs)
     if found is None:
         return Entry()
-    return Entry(text=f"{order[0].method.title} − {order[1].method.title}: {interval_text(found)}")
+    best, rival = order[:2]
+    shared = len(set(best.seeds) & set(rival.seeds))
+    only = "" if best.seeds == rival.seeds else f" (seeds of both: {shared})"
+    return Entry(text=f"{best.method.title} − {rival.method.title}: {interval_text(found)}{only}")
 
 
 def _length(group: Group) -> str:

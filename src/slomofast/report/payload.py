@@ -15,8 +15,9 @@ from slomofast.report import names, reference
 from slomofast.report.aggregate import Cell, Group, Method, all_methods
 from slomofast.report.curves import MAX_POINTS, rounded
 from slomofast.report.embedding import prototype_map
+from slomofast.report.published import find
 from slomofast.report.records import Layout, Reading, Run
-from slomofast.report.significance import difference
+from slomofast.report.significance import difference, verdict
 from slomofast.report.tables import Table
 
 
@@ -68,9 +69,21 @@ def build_payload(
         "failures": [[f.id, f.title, f.reason] for f in reading.failures],
         "problems": [list(p) for p in reading.problems],
         "warnings": [[run.id, text] for run in reading.runs for text in run.warnings],
+        "repeats": _repeats(groups),
         "dropped": dropped,
     }
     return data
+
+
+def _repeats(groups: Sequence[Group]) -> list[list[str]]:
+    """[record, why it is not counted] of every run that repeats a seed."""
+    found = []
+    for group in groups:
+        for cell in group.cells.values():
+            counted = {run.seed: run.id for run in cell.runs}
+            title = f"{cell.method.title} · {group.title}"
+            found += [[r.id, f"{title}: seed {r.seed} counts with {counted[r.seed]}"] for r in cell.repeats]
+    return found
 
 
 def _first_cells(groups: Sequence[Group], limit: int, message: str, dropped: list[str]) -> set[int]:
@@ -101,7 +114,7 @@ def _group(
             found = difference(cell.runs, rival.runs)
             if found:
                 bounds = [None if v is None else round(v, 3) for v in (found.mean, found.low, found.high)]
-                entry["against"] = [place[rival.method], *bounds]
+                entry["against"] = [place[rival.method], *bounds, verdict(found)]
         if id(cell) in with_curve:
             entry |= _figures(cell, shared)
         cells.append(entry)
@@ -174,17 +187,10 @@ def _cell(cell: Cell, group: Group, place: Mapping[Method, int], row_of: Mapping
         entry["cycles"] = [_mean(values) for values in means]
     published = {}
     for source in (reference.PAPER, reference.BENCHMARK):
-        found = _published(group, cell.method, source)
+        found = find("summary", group, source, cell.method)
         if found:
             published[source] = [found.values["error"], found.flag]
     return entry | ({"published": published} if published else {})
-
-
-def _published(group: Group, method: Method, source: str) -> reference.Entry | None:
-    if not group.comparable or not method.plain:
-        return None
-    data = "ccc" if group.setting == "ccc" else group.data
-    return reference.find("summary", source, method.name, setting=group.setting, data=data, model=group.model)
 
 
 def _figures(cell: Cell, shared: bool) -> dict[str, Any]:
@@ -247,11 +253,16 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _records(runs: Sequence[Run], groups: Sequence[Group], place: Mapping[Method, int]) -> dict[str, list[Any]]:
     """Columns, one entry per record."""
-    group_of = {run.id: number for number, g in enumerate(groups) for c in g.cells.values() for run in c.runs}
+    where = {
+        run.id: (number, place[cell.method])
+        for number, group in enumerate(groups)
+        for cell in group.cells.values()
+        for run in (*cell.runs, *cell.repeats)
+    }
     return {
         "id": [run.id for run in runs],
-        "g": [group_of[run.id] for run in runs],
-        "m": [place[Method(run.method, run.overrides)] for run in runs],
+        "g": [where[run.id][0] for run in runs],
+        "m": [where[run.id][1] for run in runs],
         "seed": [run.seed for run in runs],
         "error": [round(run.error, 2) for run in runs],
         "ms": [_mean(_stored(Cell(Method(""), (run,)), "cost", "milliseconds_median")) for run in runs],

@@ -23,8 +23,8 @@ def find(name: str, group: Group, source: str, method: Method, cycle: str = "") 
     """The published row for this experiment; none for changed options or another kind of stream."""
     if not method.plain or not group.comparable:
         return None
-    data = "ccc" if group.setting == "ccc" and name == "summary" else group.data
-    return reference.find(name, source, method.name, setting=group.setting, data=data, model=group.model, cycle=cycle)
+    where = {"setting": group.setting, "data": group.data, "model": group.model}
+    return reference.find(name, source, method.name, cycle=cycle, **where)
 
 
 def printed(table: Table, found: reference.Entry | None, column: str) -> Entry:

@@ -11,6 +11,8 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ _UNREAD_COLUMNS = tuple(f'"{name}": ['.encode() for name in ("position", "visit"
 # Lines of a record file the report never looks at; leaving them unparsed halves the reading time.
 _UNREAD = (b'"diagnostics"', b'"segments"')
 _PROTOCOL = ("batch_size", "images_per_domain", "severity", "precision", "domains", "held_out")
+_ROUNDING = 0.005  # points by which the parts of a score may miss it
 _PARALLEL_FROM = 400  # files; below this a second process costs more than it saves
 
 
@@ -53,7 +56,7 @@ class Run:
     id: str
     file: str
     method: str
-    overrides: str  # canonical JSON of the options that differ from the method's defaults
+    overrides: str  # canonical JSON of the options the user gave
     setting: str
     setting_fields: str  # canonical JSON of all the setting's fields
     data: str
@@ -78,6 +81,12 @@ class Run:
     device: str = ""
     batch_size: int = 0
     images_per_domain: int | None = None
+    options: str = ""  # canonical JSON of all the method's options; empty where the record does not say
+    family: str = ""  # of the data; a method's defaults depend on it
+    source: str = ""  # where images of the source came from; empty for the stream's own
+    stream: str = ""  # folder of the shards of a CCC stream; empty for other data
+    images: int = 0  # in the whole stream
+    parts: tuple[tuple[str, float, float], ...] = ()  # (column, weight, error) whose weighted mean is `error`
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,7 @@ def take_apart(record: Mapping[str, Any], file: str) -> tuple[Run, Layout | None
         series = curves.Series.of(record["curve"])
         steps = len(series)
         layout, values = _from_curve(series)
+        values["parts"] = curves.score_parts(series, record["curve"])
         metrics.setdefault("cost", _cost(record["curve"], series))
     stored = metrics.get("error") or {}
     error = stored.get("mean")
@@ -256,6 +266,7 @@ def take_apart(record: Mapping[str, Any], file: str) -> tuple[Run, Layout | None
         "weights": fingerprints.get("model", ""),
     }
     values.setdefault("domains", dict(stored.get("by_domain") or {}))
+    values["parts"] = _fitting(values.get("parts") or _even(values["domains"]), float(error))
     prototypes = record.get("prototypes")
     run = Run(
         id=str(record["id"]),
@@ -278,6 +289,10 @@ def take_apart(record: Mapping[str, Any], file: str) -> tuple[Run, Layout | None
         device=str((record.get("environment") or {}).get("device") or ""),
         batch_size=int(job.get("batch_size") or 0),
         images_per_domain=job.get("images_per_domain"),
+        options=sys.intern(canonical(job["options"])) if isinstance(job.get("options"), dict) else "",
+        family=str(data.get("family") or ""),
+        source=_source(job, fingerprints),
+        stream=_shards(data),
         **values,
     )
     return run, layout
@@ -291,6 +306,7 @@ def _from_curve(series: curves.Series) -> tuple[Layout, dict[str, Any]]:
     cycles = tuple(curves.cycle_errors(series))
     return layout, {
         "domains": curves.column_errors(series),
+        "images": int(series.count.sum()),
         "cycles": cycles if len(cycles) > 1 else (),
         "visits": tuple(curves.visit_errors(series)),
         "curve": curves.rounded(curves.thinned(series, edges)),
@@ -299,6 +315,33 @@ def _from_curve(series: curves.Series) -> tuple[Layout, dict[str, Any]]:
         "profile": curves.shift_profile(series),
         "recovery": curves.recoveries(series),
     }
+
+
+def _even(domains: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:
+    return tuple((name, 1 / len(domains), error) for name, error in domains.items())
+
+
+def _fitting(parts: tuple[tuple[str, float, float], ...], error: float) -> tuple[tuple[str, float, float], ...]:
+    """The parts if they make up the score, else none."""
+    return parts if parts and abs(sum(w * e for _, w, e in parts) - error) < _ROUNDING else ()
+
+
+def _source(job: Mapping[str, Any], fingerprints: Mapping[str, Any]) -> str:
+    """What tells one source of images from another: its fingerprint, or the last part of its name."""
+    if "source" in fingerprints:
+        return str(fingerprints["source"] or "")[:6]
+    return _last(str(job.get("source") or ""))
+
+
+def _shards(data: Mapping[str, Any]) -> str:
+    """The folder of a data set `ccc:FOLDER`."""
+    kind, _, path = str(data.get("spec") or "").partition(":")
+    return (_last(path) or kind) if kind == "ccc" else ""
+
+
+def _last(path: str) -> str:
+    """The last part of a path or a spec, in the spelling of any system."""
+    return next((part for part in reversed(re.split(r"[:/\\]", path)) if part), "")
 
 
 def _cost(curve: Mapping[str, Any], series: curves.Series) -> dict[str, float]:

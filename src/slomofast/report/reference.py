@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 from dataclasses import dataclass
 from importlib import resources
 
 PAPER, BENCHMARK = "paper", "benchmark"
 PUBLISHED_IMAGES = 10_000  # per domain on the CIFAR sets
+CCC_IMAGES = 7_500_000  # of a published CCC stream
+_CCC = re.compile(r"baseline_(40|20|0)_transition\+speed_(\d+)_seed_(\d+)")
+_CCC_LEVELS = {"40": "easy", "20": "medium", "0": "hard"}  # by the accuracy that is kept
 # How weights and code bases spell the networks of the published tables, letters and digits only.
 _SPELLINGS = {
     "wrn2810": "wrn28",
@@ -53,6 +57,16 @@ def architecture(model: str) -> str:
     """
     plain = "".join(c for c in model.lower().split(":")[-1] if c.isalnum())
     return _SPELLINGS.get(plain, model)
+
+
+def ccc_stream(folder: str) -> tuple[str, int, int] | None:
+    """Level, speed and seed of a published CCC stream by the name of its folder; None for another name.
+
+    >>> ccc_stream("baseline_40_transition+speed_2000_seed_43")
+    ('easy', 2000, 43)
+    """
+    found = _CCC.fullmatch(folder)
+    return (_CCC_LEVELS[found[1]], int(found[2]), int(found[3])) if found else None
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 
 from slomofast.report.tables import OURS, Entry, Table
@@ -27,6 +28,8 @@ _TEX = {
     "·": r"$\cdot$",
     "×": r"$\times$",
     "*": r"$^{*}$",
+    "\n": " ",
+    "\r": " ",
 }
 
 
@@ -46,21 +49,21 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def _markdown(table: Table) -> str:
-    lines = [f"## {table.title}", "", table.caption, ""]
-    lines.append("| " + " | ".join(_pipe(c) for c in (*table.heads, *table.columns)) + " |")
+    lines = [f"## {plain_markdown(table.title)}", "", plain_markdown(table.caption), ""]
+    lines.append("| " + " | ".join(plain_markdown(c) for c in (*table.heads, *table.columns)) + " |")
     lines.append("|" + " --- |" * len(table.heads) + " ---: |" * len(table.columns))
     for row in table.rows:
-        labels = [_pipe(label) for label in row.labels]
+        labels = [plain_markdown(label) for label in row.labels]
         cells = [_markdown_cell(entry, row.origin) for entry in row.entries]
         lines.append("| " + " | ".join(labels + cells) + " |")
     if table.notes:
         lines.append("")
-        lines += [f"- <sup>{letter(n)}</sup> {text}" for n, text in enumerate(table.notes)]
+        lines += [f"- <sup>{letter(n)}</sup> {plain_markdown(text)}" for n, text in enumerate(table.notes)]
     return "\n".join([*lines, ""])
 
 
 def _markdown_cell(entry: Entry, origin: str) -> str:
-    text = _pipe(entry.plain)
+    text = plain_markdown(entry.plain)
     if origin == OURS and entry.rank == 1:
         text = f"**{text}**"
     elif origin == OURS and entry.rank == 2:
@@ -68,8 +71,17 @@ def _markdown_cell(entry: Entry, origin: str) -> str:
     return text + (f"<sup>{', '.join(letter(n) for n in entry.notes)}</sup>" if entry.notes else "")
 
 
-def _pipe(text: str) -> str:
-    return text.replace("|", r"\|").replace("\n", " ").replace("*", r"\*")
+def plain_markdown(text: str) -> str:
+    """Text on one line in which nothing is taken for HTML, a link, a star of emphasis or the edge of a cell.
+
+    Underscores and code between backticks are left alone.
+
+    >>> plain_markdown("<b> a|b & [c](d)")
+    '&lt;b&gt; a\\\\|b & [c]\\\\(d)'
+    """
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", " ".join(text.splitlines()))
+    text = text.replace("\\", r"\\").replace("<", "&lt;").replace(">", "&gt;")
+    return text.replace("|", r"\|").replace("*", r"\*").replace("](", r"]\(").replace("][", r"]\[")
 
 
 def latex(tables: Sequence[Table]) -> str:

@@ -49,7 +49,7 @@ function drawTime() {
   const bandAt = (x) => chosen.bands.find((b) => x - 1 >= b[1] - 0.5 && x - 1 < b[2]) || [""];
   const names = several ? null : chosen.x.map((x) => words(bandAt(x)[0]));
   const traces = lines.map(([cell, rows, curve]) => ({
-    type: "scatter", mode: "lines", name: title(cell.m), x: chosen.x, y: curve, meta: rows, customdata: names,
+    type: "scatter", mode: "lines", name: safe(title(cell.m)), x: chosen.x, y: curve, meta: rows, customdata: names && names.map(safe),
     line: { color: color(cell.m), width: DATA.methods[cell.m].name.startsWith("slomo") ? 2.6 : 1.7, dash: STYLE[cell.m].dash },
     hovertemplate: `<b>${safe(title(cell.m))}</b>  %{y:.1f} %<br>batch %{x:.0f}${names ? ", %{customdata}" : ""}${from(rows)}<extra></extra>`,
   }));
@@ -85,7 +85,7 @@ function drawCycles() {
   if (!list.length) return;
   const ticks = list[0].cycles.map((_, c) => c + 1);
   plot("chart-cycles", list.map((cell) => ({
-    type: "scatter", mode: "lines+markers", name: title(cell.m), x: ticks, y: cell.cycles, meta: cell.runs,
+    type: "scatter", mode: "lines+markers", name: safe(title(cell.m)), x: ticks, y: cell.cycles, meta: cell.runs,
     line: { color: color(cell.m), width: 2, dash: STYLE[cell.m].dash }, marker: { size: 7, color: color(cell.m) },
     hovertemplate: `<b>${safe(title(cell.m))}</b>  %{y:.1f} %<br>cycle %{x}${from(cell.runs)}<extra></extra>`,
   })), { xaxis: { title: axisTitle("cycle"), dtick: ticks.length > 12 ? undefined : 1 }, yaxis: { title: axisTitle("error %") } },
@@ -104,7 +104,7 @@ function drawShift() {
       const curve = cell.profile[kind];
       if (!curve || !curve.length) continue;
       traces.push({
-        type: "scatter", mode: "lines", name: `${title(cell.m)}, ${words}`, x: curve.map((_, n) => n + 1), y: curve, meta: cell.runs,
+        type: "scatter", mode: "lines", name: `${safe(title(cell.m))}, ${words}`, x: curve.map((_, n) => n + 1), y: curve, meta: cell.runs,
         line: { color: color(cell.m), width: 2, dash },
         hovertemplate: `<b>${safe(title(cell.m))}</b>  %{y:.1f} %<br>${words}, batch %{x} after the shift${from(cell.runs)}<extra></extra>`,
       });
@@ -130,7 +130,7 @@ function drawRecovery() {
     return [
       { type: "bar", x: [n], y: [mean(cell)], width: 0.62, marker: { color: color(cell.m), opacity: 0.3 }, meta: cell.runs,
         hovertemplate: `<b>${safe(title(cell.m))}</b>  %{y:+.2f} points<br>mean over domains${from(cell.runs)}<extra></extra>` },
-      { type: "scatter", mode: "markers", x: jitter, y: Object.values(cell.recovery), customdata: names.map(words), meta: cell.runs,
+      { type: "scatter", mode: "markers", x: jitter, y: Object.values(cell.recovery), customdata: names.map((name) => safe(words(name))), meta: cell.runs,
         marker: { color: color(cell.m), size: 6 },
         hovertemplate: `<b>${safe(title(cell.m))}</b>  %{y:+.2f} points<br>%{customdata}${from(cell.runs)}<extra></extra>` },
     ];
@@ -184,7 +184,7 @@ function drawForgetting() {
   $("forgetting-note").textContent = note;
   const ids = x.map((_, n) => n);
   plot("chart-forgetting", [{
-    type: "heatmap", x: ids, y, z, colorscale: scale, zmin: cell.forgetting ? 0 : undefined, xgap: 1, ygap: 1, hoverongaps: false, meta: rows, customdata: z.map(() => x.map(safe)),
+    type: "heatmap", x: ids, y: y.map(safe), z, colorscale: scale, zmin: cell.forgetting ? 0 : undefined, xgap: 1, ygap: 1, hoverongaps: false, meta: rows, customdata: z.map(() => x.map(safe)),
     colorbar: { title: { text: unit, side: "right", font: { size: 11 } }, thickness: 10, outlinewidth: 0, tickfont: { size: 11 } },
     hovertemplate: `<b>%{y}</b>  %{z:.1f} ${unit}<br>%{customdata}${from(rows)}<extra></extra>`,
   }], {
@@ -265,7 +265,7 @@ function drawMaps() {
   const palette = PALETTE[theme()];
   plot("chart-maps", classes.map((label, n) => {
     const own = map.points.filter((_, k) => map.labels[k] === label);
-    return { type: "scatter", mode: "markers", name: String(label), x: own.map((p) => p[0]), y: own.map((p) => p[1]), meta: [map.run],
+    return { type: "scatter", mode: "markers", name: safe(label), x: own.map((p) => p[0]), y: own.map((p) => p[1]), meta: [map.run],
       marker: { size: 8, color: palette[n % 10], symbol: ["circle", "diamond", "square", "triangle-up"][Math.floor(n / 10) % 4], line: { color: css("--surface"), width: 1 } },
       hovertemplate: `class ${safe(label)}${from([map.run])}<extra></extra>` };
   }), { xaxis: { showticklabels: false, zeroline: false }, yaxis: { showticklabels: false, zeroline: false } }, `Scatter chart of ${map.points.length} prototypes of ${classes.length} classes`);

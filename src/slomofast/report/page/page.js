@@ -56,8 +56,8 @@ function drawCards() {
   if (best) parts.push(card("Lowest error", `${number(best.error, 1)} %`, title(best.m) + (best.std === null ? "" : `, ± ${number(best.std, 2)}`), "first"));
   if (next) {
     const known = best.against && best.against[0] === next.m;
-    const decided = known && best.against[2] !== null && best.against[3] < 0;
-    parts.push(card("Lead over the next", `${number(next.error - best.error, 2)} points`, `over ${title(next.m)}${known && best.against[2] !== null ? (decided ? ", interval excludes 0" : ", interval contains 0") : ""}`));
+    const verdict = known ? { better: ", interval excludes 0", worse: ", interval excludes 0", undecided: ", interval contains 0" }[best.against[4]] ?? "" : "";
+    parts.push(card("Lead over the next", `${number(next.error - best.error, 2)} points`, `over ${title(next.m)}${verdict}`));
   }
   if (source && best && source !== best) parts.push(card("Gain over no adaptation", `${number(source.error - best.error, 1)} points`, `from ${number(source.error)} % to ${number(best.error)} %`));
   const runs = list.reduce((sum, cell) => sum + cell.runs.length, 0);

@@ -107,13 +107,11 @@ function drawRanking() {
 
 function against(cell) {
   if (!cell.against) return "–";
-  const [rival, mean, low, high] = cell.against;
-  const decided = low !== null && (low > 0 || high < 0);
+  const [rival, mean, low, high, verdict] = cell.against;
   const sign = mean > 0 ? "+" : "";
   const range = low === null ? "" : ` [${number(low, 2)}, ${number(high, 2)}]`;
-  const verdict = low === null ? "one pair" : decided ? (mean < 0 ? "better" : "worse") : "undecided";
-  return el("span", { title: `Paired with ${DATA.methods[rival].title} over seeds and domains, 95 % bootstrap interval` },
-    `${sign}${number(mean, 2)}${range} `, el("span", { class: decided && mean < 0 ? "verdict yes" : "verdict" }, verdict));
+  return el("span", { title: `Paired with ${DATA.methods[rival].title} over the seeds and domains both have, 95 % bootstrap interval` },
+    `${sign}${number(mean, 2)}${range} `, el("span", { class: verdict === "better" ? "verdict yes" : "verdict" }, verdict));
 }
 
 function drawDomains() {
@@ -196,6 +194,7 @@ function drawNotes() {
     return items;
   };
   list("Left out to keep this page quick", DATA.dropped.map((text) => el("li", {}, text)));
+  list("Records that repeat a seed; the newest of each seed counts", shown(DATA.repeats, ([id, text]) => el("li", {}, el("code", {}, id), ` ${text}`)));
   list("Files that were skipped", shown(DATA.problems, ([file, why]) => el("li", {}, el("code", {}, file), ` ${why}`)));
   list("Jobs that failed", shown(DATA.failures, ([id, title, reason]) => el("li", {}, el("code", {}, id), ` ${title}: ${reason}`)));
   list("Warnings stored with the records", shown(DATA.warnings, ([id, text]) => el("li", {}, el("code", {}, id), ` ${text}`)));
