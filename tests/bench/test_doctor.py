@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from slomofast.bench.doctor import Diagnosis, diagnose
 from slomofast.core.registry import list_methods
+from slomofast.core.split import Classifier
 from slomofast.models import NORMALISATIONS, load_source
 
 
@@ -140,3 +141,20 @@ def test_the_model_is_left_as_it_was() -> None:
     diagnosis = diagnose(network, images(), clean=(images(), torch.zeros(80, dtype=torch.int64)))
     assert network.training and all(torch.equal(before[k], v) for k, v in network.state_dict().items())
     assert levels(diagnosis, "train mode") == ["note"]
+
+
+class Cosine(nn.Module):
+    """A head that is no linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return nn.functional.normalize(z) @ nn.functional.normalize(self.weight).T
+
+
+def test_a_classifier_brings_its_head() -> None:
+    diagnosis = diagnose(Classifier(net(nn.BatchNorm2d(8))[:-1], Cosine()).eval(), images())
+    assert levels(diagnosis, "head found: 'head', 8 features") == ["ok"]
+    assert verdicts(diagnosis)["slomo_fast"] == "fits"

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from torch import nn
 import slomofast as sf
 from slomofast.bench import Job, RunOptions, Store, comparable, evaluate, resolve, run_job
 from slomofast.bench import run as run_module
-from slomofast.bench.cost import Yardstick, cost_figures, forward_seconds
+from slomofast.bench.cost import DeviceMemory, Yardstick, cost_figures, forward_seconds
 from slomofast.bench.outcome import out_of_memory
 from slomofast.bench.parts import job_data, job_model, pick_device, restricted
-from slomofast.bench.run import attempt
+from slomofast.bench.run import attempt, checkpoint_path, keep
+from slomofast.bench.source import fit_source
 from slomofast.bench.trace import Diagnostics, member_errors
-from slomofast.core.errors import ConfigError, DataError
+from slomofast.core.errors import ConfigError, DataError, InputError
+from slomofast.core.fingerprint import fingerprint
 from slomofast.core.registry import describe
 from slomofast.metrics import Curve
 from slomofast.streams import Stream
@@ -73,6 +76,56 @@ def test_a_part_of_the_classes(tiny: Job) -> None:
     assert step.logits.shape == (10, 3)
     assert torch.equal(step.logits, model(stream.batch(0).images)[:, mask])
     assert restricted(nn.Sequential(nn.Flatten(), nn.Softmax(1)), mask, images) is None
+
+
+def test_the_classes_go_to_the_device_once(tiny: Job, monkeypatch) -> None:
+    stream = make_stream(tiny)
+    stream.data.class_mask = mask = np.array([7, 2, 4])
+    adapter, real, made = sf.adapt(job_model(tiny), "source"), torch.as_tensor, []
+
+    def as_tensor(data: object, **options: object) -> torch.Tensor:
+        made.extend([options] if data is mask else [])
+        return real(data, **options)
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+    assert len(list(evaluate(adapter, stream))) == 6
+    assert made == [{"device": torch.device("cpu")}]
+
+
+class Spoilt:
+    """A stream with a batch that holds a NaN."""
+
+    def __init__(self, stream: Stream, position: int) -> None:
+        self.stream, self.data, self.position = stream, stream.data, position
+
+    def __iter__(self):
+        for batch in self.stream:
+            bad = batch.position == self.position
+            yield dataclasses.replace(batch, images=batch.images * float("nan")) if bad else batch
+
+
+@pytest.mark.parametrize(("setting", "position"), [("continual", 5), ("episodic", 2)])
+def test_a_bad_batch_is_told_of_though_no_call_follows(tiny: Job, setting: str, position: int) -> None:
+    adapter = sf.adapt(job_model(tiny), "source", check_input="deferred")
+    steps = []
+    with pytest.raises(InputError, match="held NaN or Inf"):
+        for step in evaluate(adapter, Spoilt(make_stream(tiny, setting), position)):
+            steps.append(step.position)
+    assert steps[-1] == position
+
+
+def test_no_checkpoint_is_written_after_a_bad_batch(tiny: Job, tmp_path, monkeypatch) -> None:
+    real_adapt, real_batch = sf.adapt, Stream.batch
+
+    def batch(self: Stream, position: int):
+        found = real_batch(self, position)
+        return dataclasses.replace(found, images=found.images * float("nan")) if position == 3 else found
+
+    monkeypatch.setattr(sf, "adapt", lambda *args, **named: real_adapt(*args, **{**named, "check_input": "deferred"}))
+    monkeypatch.setattr(Stream, "batch", batch)
+    for _ in range(2):  # a second attempt must not pass over it
+        record = attempt(resolve(tiny), Store(tmp_path), RunOptions(device="cpu", checkpoint_every=4))
+        assert record["status"] == "failed" and "held NaN or Inf" in record["reason"]
 
 
 def test_record_tells_the_whole_story(tiny: Job, tmp_path) -> None:
@@ -163,6 +216,38 @@ def test_source_knowledge_is_fitted_once_and_survives_a_reset(tiny: Job, tmp_pat
     assert again["started"] and comparable(again) == comparable(fitted)
 
 
+def fitted(job: Job, model: nn.Module, cache: Path) -> dict:
+    resolved, data = resolve(job), job_data(job)
+    adapter = sf.adapt(model, job.method, probe=torch.rand(2, 3, 32, 32))
+    fit_source(adapter, resolved, data, cache)
+    return adapter.state_dict()
+
+
+def test_source_knowledge_of_other_classes_is_another(tiny: Job, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("slomofast.bench.parts.SOURCE_GLYPHS", 40)
+    job, model = dataclasses.replace(tiny, method="eata"), job_model(tiny)
+    for classes in ([7, 2, 4], [7, 2, 5]):
+        fitted(job, restricted(model, np.array(classes), torch.rand(2, 3, 32, 32)), tmp_path)
+    fitted(job, model, tmp_path)
+    assert len(list(tmp_path.glob("fit-eata-*.pt"))) == 3
+    monkeypatch.setattr("slomofast.__version__", "0.0.1")
+    fitted(job, model, tmp_path)
+    assert len(list(tmp_path.glob("fit-eata-*.pt"))) == 4
+
+
+def test_source_knowledge_that_does_not_load_leaves_no_trace(tiny: Job, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("slomofast.bench.parts.SOURCE_GLYPHS", 40)
+    job, model = dataclasses.replace(tiny, method="eata"), job_model(tiny)
+    clean = fitted(job, model, tmp_path)
+    (path,) = tmp_path.glob("fit-*.pt")
+    state = {name: value * 0 if isinstance(value, torch.Tensor) else value for name, value in clean.items()}
+    last = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim()][-1]
+    state[last] = torch.zeros(3, 1)
+    torch.save({"state": state, "digest": fingerprint(state)}, path)
+    assert fingerprint(fitted(job, model, tmp_path)) == fingerprint(clean)
+    assert torch.load(path, weights_only=True)["digest"] == fingerprint(clean)
+
+
 def test_source_images_of_the_stream_itself_are_confessed(tiny: Job, tmp_path) -> None:
     from slomofast.data import write_pack
 
@@ -207,7 +292,12 @@ def test_out_of_memory_fails_unless_asked(tiny: Job, tmp_path, monkeypatch) -> N
 def test_out_of_memory_tries_once_with_half_the_batch(tiny: Job, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_module, "execute", _starved(5))
     options = RunOptions(device="cpu", on_oom="micro-batch")
-    record = attempt(resolve(tiny), Store(tmp_path), options)
+    store = Store(tmp_path)
+    record = attempt(resolve(tiny), store, dataclasses.replace(options, checkpoint_every=2))
+    half = checkpoint_path(store, f"{record['id']}-half")
+    assert half.exists()  # until the record is in the store
+    keep(record, store)
+    assert not half.exists() and record["id"] in store
     assert record["status"] == "done" and record["id"] == resolve(tiny).id
     assert record["micro_batch"] == 5 and "ran with 5 instead" in record["warnings"][0]
     assert set(record["curve"]["count"]) == {5}
@@ -259,12 +349,47 @@ def test_cost_figures_by_hand() -> None:
     counts = [20] * 22 + [2]
     figures = cost_figures(seconds, counts, forward=0.05, peak_device=None, peak_host=7, trainable_share=0.25)
     assert figures["milliseconds_median"] == pytest.approx(100)
-    assert figures["milliseconds_p95"] == pytest.approx(300)
+    assert figures["milliseconds_p95"] == pytest.approx(120)  # of 19: a tenth of the way from the last but one to 300
     assert figures["forward_multiple"] == pytest.approx(2)
     assert figures["images_per_second"] == pytest.approx((19 * 20 + 2) / (1.8 + 0.3 + 0.01))
     assert figures["trainable_percent"] == 25 and figures["peak_host_bytes"] == 7
     untimed = cost_figures([None] * 2, [20] * 2, forward=None, peak_device=1, peak_host=1, trainable_share=None)
     assert untimed["milliseconds_median"] is None and untimed["forward_multiple"] is None
+
+
+class FakeDevice:
+    """Stands for the allocator of a CUDA device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.most = 0
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: self.now)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.most)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: self.use(0))
+
+    def use(self, size: int, kept: int = 0) -> None:
+        """Allocate so much, of which `kept` stays; nothing at all forgets the peak."""
+        self.most = max(self.most if size else 0, self.now + size)
+        self.now += kept
+
+
+def test_the_memory_of_a_method_is_its_own(monkeypatch) -> None:
+    device, memory = FakeDevice(monkeypatch), DeviceMemory(torch.device("cuda"))
+    device.use(16_000, kept=16_000)  # images and the source network
+    with memory.of_method():
+        device.use(900, kept=300)  # the adapter, and what building it took
+    device.use(5_000)  # the yardstick
+    device.use(1, kept=-1_000)  # the source network goes
+    memory.start()
+    assert memory.peak == 300
+    device.use(200, kept=50)  # a step, in which the adapter grows
+    probe = SimpleNamespace(kept_bytes=0)
+    with memory.leave_out(probe):
+        device.use(7_000, kept=400)
+        probe.kept_bytes = 400
+    assert memory.peak == 500
+    device.use(250)
+    assert memory.peak == 600
+    assert DeviceMemory(torch.device("cpu")).peak is None
 
 
 def test_forward_time_grows_with_the_batch(tiny: Job) -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from slomofast.bench.search import Candidate, combinations, search, write_table
+from slomofast.bench.search import Candidate, check_table, combinations, search, write_table
 from slomofast.bench.steps import step_cost, write_costs
 from slomofast.cli.__main__ import app
-from slomofast.core.errors import ConfigError
+from slomofast.core.errors import ConfigError, DataError
 from slomofast.corruptions import EXTRA
 from slomofast.data import open_data
 from slomofast.models import load_source
@@ -73,6 +73,26 @@ def test_severities_may_follow_one_another() -> None:
     assert joined.errors[1.0, 0] > apart.errors[1.0, 0] + 10  # what learnt too fast is broken when the mild ones come
 
 
+def test_a_severity_that_comes_again_counts_again(tmp_path: Path) -> None:
+    data = open_data("glyphs", size=40, domains=list(EXTRA))
+    small = {"images_per_domain": 40, "batch_size": 20, "cycles": 1, "in_turn": True}
+    net = load_source("glyphs")
+    (there,) = search("tent", [{"lr": 1.0}], net, data, severities=(1.0, 5.0), **small)
+    (back,) = search("tent", [{"lr": 1.0}], net, data, severities=(1.0, 5.0, 1.0), **small)
+    assert list(back.errors) == [(1.0, 0), (5.0, 0), (1.0, 1)]
+    assert [back.errors[key] for key in there.errors] == list(there.errors.values())
+    assert back.mean == pytest.approx((2 * there.mean + back.errors[1.0, 1]) / 3)
+    write_table(tmp_path / "t.csv", "tent", [back], {})
+    assert [word.split("=")[0] for word in read(tmp_path / "t.csv")[0]["by_severity_and_cycle"].split()] == [
+        "s1c1", "s5c1", "s1c2",
+    ]  # fmt: skip
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_the_order_of_corruptions_is_free_and_checked() -> None:
     line = ["search", "tent", "--grid", "lr=1.0", "--images-per-domain", "40", "--batch-size", "20", "--cycles", "1"]
     found = [CliRunner().invoke(app, [*line, "--order", order]) for order in ("saturate,spatter", "spatter,saturate")]
@@ -103,6 +123,25 @@ def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
     assert rows[1]["commit"] == "abc" and rows[1]["by_severity_and_cycle"] == "s5c1=10.00 s5c2=8.00"
 
 
+def test_rows_are_not_added_to_another_table(tmp_path: Path) -> None:
+    candidate = Candidate({}, {(5.0, 0): 10.0})
+    empty, other, less = (tmp_path / f"{name}.csv" for name in ("empty", "other", "less"))
+    empty.touch()
+    assert not check_table(empty)
+    write_table(empty, "tent", [candidate], {"commit": "abc"})
+    assert read(empty)[0]["error"] == "10.000"
+    assert not check_table(empty)
+    other.write_text("method,precision\n")
+    with pytest.raises(DataError, match=r"holds other columns \(method, precision"):
+        check_table(other)
+    write_table(less, "tent", [candidate], {})
+    for table in (other, less):
+        before = table.read_text()
+        with pytest.raises(DataError, match="holds other columns"):
+            write_table(table, "tent", [candidate], {"commit": "abc"})
+        assert table.read_text() == before
+
+
 def test_search_command(tmp_path: Path) -> None:
     words = ["search", "tent", "--grid", "lr=1e-3,1e-2", "--also", "lr=5e-3 steps=2", "--images-per-domain", "10"]
     answer = CliRunner().invoke(app, [*words, "--batch-size", "10", "--cycles", "1", "--out", str(tmp_path / "s.csv")])
@@ -123,6 +162,12 @@ def test_a_step_costs_more_than_a_forward_pass(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "c.csv").open()))
     assert [row["method"] for row in rows] == ["source", "slomo_fast_star"]
     assert float(rows[1]["milliseconds"]) == pytest.approx(learning.milliseconds, abs=1e-3)
+
+
+def test_the_slowest_step_is_not_the_95th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slomofast.bench.steps.timed_steps", lambda *_: [0.9, *[0.1] * 19])
+    cost = step_cost(tiny_net(), torch.rand(8, 3, 12, 12), "source", warm_up=0)
+    assert cost.p95 == pytest.approx(140) and cost.milliseconds == pytest.approx(100)
 
 
 def test_steps_command(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -228,3 +229,20 @@ def test_comparable_drops_what_depends_on_the_machine() -> None:
     assert comparable(first) == comparable(second)
     second["curve"]["wrong"][3] = 4
     assert comparable(first) != comparable(second)
+
+
+def test_a_record_removed_while_the_folder_is_listed_is_missing(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path)
+    for id in (A, B):
+        store.put(made_up(id))
+    real = os.scandir
+
+    @contextlib.contextmanager
+    def scandir(path):
+        with real(path) as entries:
+            found = list(entries)
+        store.record_path(A).unlink()
+        yield found
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert list(store.rows()) == [B]

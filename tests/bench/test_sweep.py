@@ -108,6 +108,7 @@ def test_grids_expand_to_every_combination_once() -> None:
         ("[defaults]", "[defalts]", "did you mean 'defaults'"),
         ("[[grid]]", "[[gird]]", "did you mean 'grid'"),
         ('spec = "glyphs"', 'spec = "pack:${plase}"', "plase.*neither in .paths. nor an environment variable"),
+        ('spec = "glyphs"', 'spec = "pack:${place"', r"pack:\$\{place' has a \$ that begins no name; .* \$\$ for"),
         ('methods = ["source", "bn"]', "seeds = [0]", "names no methods"),
         ("title =", "title", "not valid TOML"),
     ],
@@ -123,6 +124,20 @@ def test_paths_are_filled_in_and_replaced() -> None:
     assert parse_sweep(text, paths={"place": "/there"}).jobs[0].data == "pack:/there/a.npz"
     with pytest.raises(ConfigError, match="did you mean 'place'"):
         parse_sweep(text, paths={"plce": "/there"})
+
+
+def test_paths_are_filled_in_at_every_depth() -> None:
+    text = """
+[paths]
+d = "here"
+[defaults]
+data_options = { path = "${d}/a", list = ["${d}"] }
+[[grid]]
+methods = [{ name = "reservoirtta", vgg19 = "${d}/v.pth" }]
+"""
+    (job,) = parse_sweep(text).jobs
+    assert job.data_options == {"path": "here/a", "list": ["here"]}
+    assert job.options == {"vgg19": "here/v.pth"}
 
 
 def test_methods_not_installed_can_be_left_out() -> None:
@@ -298,12 +313,14 @@ def test_a_sweep_whose_time_is_up_goes_on_from_there(tiny: Job, tmp_path, monkey
     assert store.find(resolve(sweep.jobs[1]).id)["environment"]["interruptions"] == 1
 
 
-def test_without_checkpoints_a_stopped_job_begins_again(tiny: Job, tmp_path) -> None:
+def test_a_stopped_job_goes_on_though_no_checkpoints_are_asked_for(tiny: Job, tmp_path) -> None:
     options = RunOptions(device="cpu", checkpoint_every=0, until=0.0)
-    assert attempt(resolve(tiny), Store(tmp_path), options) == (resolve(tiny).id, 1, 6)
-    assert not list(tmp_path.rglob("*.pt"))
+    for step in (1, 2):
+        assert attempt(resolve(tiny), Store(tmp_path), options) == (resolve(tiny).id, step, 6)
     summary = run_sweep(small_sweep(tiny), Store(tmp_path), options=options)
     assert (summary.ran, summary.left) == (0, 3)
+    record = attempt(resolve(tiny), Store(tmp_path), dataclasses.replace(options, until=None))
+    assert record["environment"]["interruptions"] == 2 and record["curve"]["position"] == list(range(6))
 
 
 def stopped_by_workers(sweep: Sweep, store: Store, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +410,13 @@ def kill_ray_worker() -> int:
         ('[[grid]]\nmethods = ["bn"]\nimages_per_domain = "many"', "images_per_domain must be a whole number"),
         ('[grid]\nmethods = ["bn"]', "double brackets"),
         ('[data.x]\nmodel = "wrn_10_1"\n[[grid]]\nmethods = ["bn"]', r"\[data.x\] has no spec"),
+        ('data = ["a"]\n[[grid]]\nmethods = ["bn"]', r"mine.toml: \[data.NAME\] is a table, got \['a'\]"),
+        ('data.x = "pack:a"\n[[grid]]\nmethods = ["bn"]', r"\[data.x\] is a table, got 'pack:a'"),
+        ('grid = ["bn"]', r"\[\[grid\]\] is a table, got 'bn'"),
+        (
+            '[[grid]]\nmethods = ["bn"]\ndata = [{ spec = "glyphs" }]',
+            r"grid 1: data names .*, got \{'spec': 'glyphs'\}",
+        ),
         ('plugins = ["no_such_package"]\n[[grid]]\nmethods = ["bn"]', r"plugin 'no_such_package' cannot be imported"),
     ],
 )
@@ -404,3 +428,11 @@ def test_mistakes_in_a_file_are_named_before_anything_runs(text: str, message: s
 def test_all_metrics_have_a_short_name() -> None:
     (job,) = parse_sweep('[[grid]]\nmethods = ["bn"]\nmetrics = "all"', "mine.toml").jobs
     assert {"error", "adaptation", "forgetting", "recovery", "calibration", "cost"} == set(job.metrics)
+
+
+def test_recorded_passes_are_another_kind_of_job(tiny: Job) -> None:
+    plain, recorded = resolve(tiny), resolve(dataclasses.replace(tiny, graphs=True))
+    known = Estimator(lengths={plain.id: Length(6, 0), recorded.id: Length(6, 0)})
+    known.learn(plain, 6.0)
+    known.learn(recorded, 3.0)
+    assert (known.seconds(plain), known.seconds(recorded)) == (6.0, 3.0)

@@ -1,5 +1,6 @@
 """Writing layouts and checking them, from the functions and from the command line."""
 
+import json
 import tarfile
 
 import numpy as np
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from slomofast.cli.__main__ import app
 from slomofast.core.errors import ConfigError, DataError
 from slomofast.data import open_data, write_pack
-from slomofast.data.bench import bench_loading
+from slomofast.data.bench import _ahead, bench_loading
 from slomofast.data.check import check_data
 from slomofast.data.make import make_arrays, make_folders, make_shards
 from slomofast.data.synthetic import LETTERS, draw_glyphs
@@ -73,6 +74,39 @@ def test_folders_read_back_as_imagenet_c(tmp_path):
     mine, theirs = again.load("fog", 5, np.arange(60)).float(), data.load("fog", 5, numbers).float()
     assert (mine - theirs).abs().mean() < 8  # JPEG at quality 85
     assert not list((tmp_path / "out").rglob("*.part"))
+
+
+def test_images_that_would_share_a_file_are_refused(tmp_path):
+    for name in ("c/a.png", "c/b.png", "c/a.jpg", "d/a.png"):
+        write_image(tmp_path / "clean" / name, 0, 32)
+    data = open_data(f"folder:{tmp_path / 'clean'}", domains="fog")
+    with pytest.raises(DataError, match=r"c/a.jpg and c/a.png would both become a.JPEG; rename"):
+        make_folders(data, tmp_path / "out", severities=(1,))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_takes_one_quality_only(glyphs, tmp_path):
+    with pytest.raises(Stop):
+        make_folders(glyphs, tmp_path / "out", stop_after(1), severities=(1,), quality=50, chunk=4)
+    with pytest.raises(DataError, match="other images or options"):
+        make_folders(glyphs, tmp_path / "out", severities=(1,))
+    note = tmp_path / "out" / "slomofast.json"
+    said = json.loads(note.read_text())
+    note.write_text(json.dumps({key: value for key, value in said.items() if key != "quality"}))  # as it once was
+    make_folders(glyphs, tmp_path / "out", severities=(1,), quality=50)
+    assert json.loads(note.read_text()) == said
+
+
+def test_an_error_while_reading_ahead_is_raised():
+    def read(index):
+        if index[0] == 2:
+            raise OSError("a broken disk")
+        return torch.from_numpy(index)
+
+    batches = _ahead(read, (np.array([k]) for k in range(5)))
+    assert [int(next(batches)), int(next(batches))] == [0, 1]
+    with pytest.raises(OSError, match="a broken disk"):
+        next(batches)
 
 
 class TestShards:

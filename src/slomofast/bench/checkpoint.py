@@ -13,7 +13,7 @@ import torch
 
 from slomofast.core.fingerprint import fingerprint
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def write_checkpoint(path: Path, state: Checkpoint) -> None:
     """Replace the checkpoint at `path` in one step; a crash in between leaves the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    payload = {
+    payload: dict[str, Any] = {
         "format": _FORMAT,
         "job": state.job,
         "position": state.position,
@@ -43,9 +43,8 @@ def write_checkpoint(path: Path, state: Checkpoint) -> None:
         "trace": json.dumps(state.trace),
         "seconds": state.seconds,
         "interruptions": state.interruptions,
-        # torch does not check the sums inside its own files
-        "digest": fingerprint(state.adapter),
     }
+    payload["digest"] = fingerprint(payload)  # torch does not check the sums inside its own files
     try:
         with open(part, "wb") as file:
             torch.save(payload, file)
@@ -67,8 +66,8 @@ def read_checkpoint(path: Path, job: str, device: torch.device) -> Checkpoint | 
         payload = torch.load(path, map_location=device, weights_only=True)
         if payload["format"] != _FORMAT or payload["job"] != job:
             return None
-        if fingerprint(payload["adapter"]) != payload["digest"]:
-            raise ValueError("the state does not match its digest")
+        if payload.pop("digest") != fingerprint(payload):
+            raise ValueError("the contents do not match their digest")
         return Checkpoint(
             job,
             payload["position"],

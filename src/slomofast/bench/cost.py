@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from slomofast.bench.evaluate import Seconds
+from slomofast.metrics import ForgettingProbe
+from slomofast.metrics.functional import percentile
 
 WARM_UP = 3  # steps whose time says more about caches and allocators than about the method
 
@@ -44,7 +47,7 @@ class Yardstick:
     """The time of a plain forward pass of the source network, measured in the run it is compared with.
 
     On a CPU, whose speed depends on what else the machine does, the pass is repeated now and then during the stream. A
-    GPU is measured before the stream only, so that the source network does not count in the peak memory.
+    GPU is measured before the stream only, so that the pass does not count in the peak memory (see `DeviceMemory`).
     """
 
     EVERY = 20  # steps between two measurements; costs a plain forward pass a twentieth more
@@ -62,6 +65,57 @@ class Yardstick:
     def seconds(self) -> float:
         """The median so far."""
         return statistics.median(self.times)
+
+
+class DeviceMemory:
+    """Device memory for the sake of the method: the peak during the stream, less what is there for other reasons.
+
+    The adapter counts (`of_method`), and so does what appears during the stream: what a step needs, batches loaded
+    ahead and the work of making them. What was there before, such as the data set's images and the source network,
+    does not, nor do a pass before the stream and what is left out (`leave_out`). Nothing is measured on a CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._own = self._others = self._peak = 0
+
+    @contextmanager
+    def of_method(self) -> Iterator[None]:
+        """What is allocated inside, and is still there at the end, is the method's."""
+        before = self._allocated()
+        yield
+        self._own += self._allocated() - before
+
+    def start(self) -> None:
+        """The stream begins."""
+        self._others = self._allocated() - self._own
+        self._begin()
+
+    @contextmanager
+    def leave_out(self, probe: ForgettingProbe) -> Iterator[None]:
+        """What the probe does inside does not count, nor the images it keeps."""
+        self._note()
+        before = probe.kept_bytes
+        yield
+        self._others += probe.kept_bytes - before
+        self._begin()
+
+    @property
+    def peak(self) -> int | None:
+        """The highest so far, in bytes; None on a CPU."""
+        self._note()
+        return self._peak if self.device.type == "cuda" else None
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def _begin(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _note(self) -> None:
+        if self.device.type == "cuda":
+            self._peak = max(self._peak, torch.cuda.max_memory_allocated(self.device) - self._others)
 
 
 def cost_figures(
@@ -86,7 +140,7 @@ def cost_figures(
     timed = [(s, n) for s, n in zip(seconds, counts, strict=True) if s is not None]
     if len(timed) > 2 * WARM_UP:
         timed = timed[WARM_UP:]
-    whole = sorted(s for s, n in timed if n == full) or sorted(s for s, _ in timed)
+    whole = [s for s, n in timed if n == full] or [s for s, _ in timed]
     figures: dict[str, float | int | None] = {
         "milliseconds_median": None,
         "milliseconds_p95": None,
@@ -101,7 +155,7 @@ def cost_figures(
         median = statistics.median(whole)
         total = sum(s for s, _ in timed)
         figures["milliseconds_median"] = 1000 * median
-        figures["milliseconds_p95"] = 1000 * whole[min(len(whole) - 1, int(0.95 * len(whole)))]
+        figures["milliseconds_p95"] = 1000 * percentile(whole, 0.95)
         figures["images_per_second"] = sum(n for _, n in timed) / total if total > 0 else None
         figures["forward_multiple"] = median / forward if forward else None
     return figures

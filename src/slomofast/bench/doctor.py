@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from slomofast.core.errors import ModelError
 from slomofast.core.norms import norm_kinds, norm_parameters
 from slomofast.core.registry import MethodInfo, describe, list_methods
-from slomofast.core.split import input_device, last_linear, logits_of, split
+from slomofast.core.split import Classifier, input_device, last_linear, logits_of, split
 from slomofast.models import Normalised, check_normalisation
 
 Level = Literal["ok", "note", "warning", "problem"]
@@ -173,7 +173,7 @@ def _look_at_model(model: nn.Module, pixels: Tensor, head: str | None) -> tuple[
 
 def _find_head(model: nn.Module, probe: Tensor, head: str | None, facts: dict[str, Any]) -> list[Finding]:
     try:
-        name = head or last_linear(model, probe)
+        name = head or ("head" if isinstance(model, Classifier) else last_linear(model, probe))
         separated = split(model, probe, name)
         facts["head"], facts["features"] = name, int(separated.features(probe).shape[-1])
         return [Finding("ok", f"head found: {name!r}, {facts['features']} features, {facts['classes']} classes")]

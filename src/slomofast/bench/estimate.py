@@ -17,7 +17,8 @@ from slomofast.bench.run import RunOptions, execute
 from slomofast.bench.store import Row, Store
 from slomofast.core.errors import SlomofastError
 
-_BARE = ("method", "options", "data", "model", "batch_size", "precision", "compile", "channels_last")
+# records from before a field was there say nothing of it, which means no
+_BARE = ("method", "options", "data", "model", "batch_size", "precision", "compile", "graphs", "channels_last")
 _LOOK = 0.5  # looking at a batch, for the output and each member, in steps; a method's own share lies around this
 _WARM, _TIMED = 1, 3  # steps of a calibration: the first pays for everything that happens once
 
@@ -87,11 +88,11 @@ class Length:
 
 
 def _kind_of(job: Mapping[str, object]) -> str:
-    return canonical({name: job.get(name) for name in (*_BARE, "held_out", "setting")})
+    return canonical({name: job.get(name, False) for name in (*_BARE, "held_out", "setting")})
 
 
 def _bare_kind_of(job: Mapping[str, object]) -> str:
-    return canonical({name: job.get(name) for name in _BARE})
+    return canonical({name: job.get(name, False) for name in _BARE})
 
 
 def stream_length(resolved: Resolved) -> Length:

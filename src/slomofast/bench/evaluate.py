@@ -51,18 +51,27 @@ def evaluate(adapter: Any, stream: Stream, *, timing: bool = True) -> Iterator[S
 
     Where the stream asks for it (`episodic`), the adapter is reset first. `step.seconds` is the wall time of the
     adapter's call on the CPU and the time on the device's queue on CUDA; None with `timing=False`. Where the data's
-    labels are a part of the network's classes (`class_mask`), the logits are cut to these.
+    labels are a part of the network's classes (`class_mask`), the logits are cut to these. What the adapter has still
+    to say of its input (`check_input="deferred"`) it says before a reset and at the end.
 
     >>> import slomofast as sf                                                     # doctest: +SKIP
     >>> for step in sf.evaluate(adapter, stream):                                  # doctest: +SKIP
     ...     print(step.position, (step.logits.argmax(1) != step.target).float().mean())
     """
     mask = getattr(stream.data, "class_mask", None)
+    check = getattr(adapter, "check", lambda: None)
+    columns: Tensor | None = None
     for batch in stream:
         if batch.reset:
+            check()
             adapter.reset()
         step = take_step(adapter, batch, timing=timing)
-        yield step if mask is None else replace(step, logits=step.logits[:, torch.as_tensor(mask)])
+        if mask is not None:
+            if columns is None:  # made once: a copy to the device would make the host wait in every step
+                columns = torch.as_tensor(mask, device=step.logits.device)
+            step = replace(step, logits=step.logits[:, columns])
+        yield step
+    check()
 
 
 def take_step(adapter: Any, batch: Batch, *, timing: bool = True) -> Step:

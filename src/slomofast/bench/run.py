@@ -16,7 +16,7 @@ from torch import Tensor
 
 import slomofast
 from slomofast.bench.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from slomofast.bench.cost import Yardstick, cost_figures
+from slomofast.bench.cost import DeviceMemory, Yardstick, cost_figures
 from slomofast.bench.evaluate import evaluate, peak_bytes
 from slomofast.bench.job import Job, Resolved, plain
 from slomofast.bench.outcome import collected_warnings, environment, failure, out_of_memory, reason_for
@@ -47,7 +47,7 @@ class RunOptions:
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:1`, ...; None takes a GPU where there is one.
-        checkpoint_every: steps between checkpoints; 0 writes none.
+        checkpoint_every: steps between checkpoints; 0 writes none but that of `until`.
         on_oom: `fail` records a job that runs out of memory as failed; `micro-batch` tries once more with half the
             batch size and says so in the record.
         notify_every: seconds between progress messages.
@@ -65,7 +65,7 @@ class RunOptions:
         if self.on_oom not in ON_OOM:
             raise unknown_name("reaction to running out of memory", self.on_oom, ON_OOM)
         if self.checkpoint_every < 0:
-            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; give steps, or 0 for no checkpoints")
+            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; give steps, or 0 for none on the way")
 
     def on(self, device: str | None) -> RunOptions:
         """The same on another device."""
@@ -163,9 +163,7 @@ def _smaller(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     size = resolved.job.batch_size // 2
-    half = dataclasses.replace(
-        resolved, job=dataclasses.replace(resolved.job, batch_size=size), id=f"{resolved.id}-half"
-    )
+    half = dataclasses.replace(resolved, job=dataclasses.replace(resolved.job, batch_size=size), id=_half(resolved.id))
     note = f"out of memory with batch size {resolved.job.batch_size}: ran with {size} instead"
     try:
         record = execute(half, store, options, _renamed(on_progress, resolved.id))
@@ -174,7 +172,6 @@ def _smaller(
     except Exception as error:
         reason = "out of memory again" if out_of_memory(error) else reason_for(error)
         return failure(resolved, f"{note}; then: {reason}", error)
-    clear_checkpoint(store, half.id)
     return record | {"id": resolved.id, "warnings": [note, *record["warnings"]], "micro_batch": size}
 
 
@@ -192,7 +189,9 @@ def execute(
     """Do the work of a job and return its record without storing it; checkpoints go into the store's folder."""
     with collected_warnings() as noted:
         run = _Run(resolved, store, options)
-        run.resume()
+        if not run.resume():
+            del run  # its memory is needed
+            run = _Run(resolved, store, options)
         run.play(on_progress, on_step)
         return run.record(noted)
 
@@ -219,23 +218,24 @@ class _Run:
         facts = requirements(resolved, data, model, cache, job_setting(job).requirements())
         self.source_errors: dict[str, float] | None = facts.get("source_errors")
         self.stream = job_stream(resolved, data, device=self.device, **facts)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        self.adapter = slomofast.adapt(
-            model,
-            job.method,
-            seed=job.seed,
-            precision=job.precision,
-            probe=probe_images(data, job.severity).to(self.device),
-            # Waiting for the device to say that all pixels are finite would cost a stop per step.
-            check_input="now" if self.device.type == "cpu" else "deferred",
-            compile=job.compile,
-            graphs=job.graphs,
-            channels_last=job.channels_last,
-            **{"preset": data.family, **job.options},
-        )
-        if self.adapter.needs_source:
-            fit_source(self.adapter, resolved, data, cache)
+        probe = probe_images(data, job.severity).to(self.device)
+        self.memory = DeviceMemory(self.device)
+        with self.memory.of_method():
+            self.adapter = slomofast.adapt(
+                model,
+                job.method,
+                seed=job.seed,
+                precision=job.precision,
+                probe=probe,
+                # Waiting for the device to say that all pixels are finite would cost a stop per step.
+                check_input="now" if self.device.type == "cpu" else "deferred",
+                compile=job.compile,
+                graphs=job.graphs,
+                channels_last=job.channels_last,
+                **{"preset": data.family, **job.options},
+            )
+            if self.adapter.needs_source:
+                fit_source(self.adapter, resolved, data, cache)
         self.yardstick: Yardstick | None = None
         if "cost" in job.metrics:
             images = self.stream.batch(0).images
@@ -249,8 +249,28 @@ class _Run:
         self.seconds = 0.0
         self.interruptions = 0
 
-    def resume(self) -> None:
-        """Continue from the checkpoint of this job, if there is one."""
+    def resume(self) -> bool:
+        """Continue from the checkpoint of this job, if there is one.
+
+        False where it does not load, for example because the method has changed: it is removed, a warning says so, and
+        this object, which may hold a part of it, is not to be used.
+        """
+        try:
+            with self.memory.of_method():
+                self._load()
+        except Exception as error:  # a state of other code may raise anything
+            if out_of_memory(error):
+                raise
+            self.checkpoint_path.unlink(missing_ok=True)
+            warnings.warn(
+                f"the checkpoint of this job does not load ({reason_for(error)}); it was removed, and the job starts "
+                "over",
+                stacklevel=2,
+            )
+            return False
+        return True
+
+    def _load(self) -> None:
         state = read_checkpoint(self.checkpoint_path, self._state_key(), self.device)
         if state is None:
             return
@@ -266,12 +286,14 @@ class _Run:
         """Take every remaining step of the stream."""
         begun, every = time.perf_counter() - self.seconds, self.options.checkpoint_every
         meter = _Meter(self.resolved.id, self.stream, self.options.notify_every, on_progress)
+        self.memory.start()
         for step in evaluate(self.adapter, self.stream.from_position(self.position)):
             self.curve.update(step)
             self.diagnostics.update({**step.diagnostics, **member_errors(self.adapter.member_logits, step.target)})
             self.position = step.position + 1
             if self.probe is not None:
-                self.probe.observe(self.adapter, step.position)
+                with self.memory.leave_out(self.probe):
+                    self.probe.observe(self.adapter, step.position)
             if self.yardstick is not None:
                 self.yardstick.update(step.position)
             if on_step is not None:
@@ -280,12 +302,13 @@ class _Run:
             self.seconds = time.perf_counter() - begun
             if self.position < self.stream.total:
                 stop = self.options.time_is_up
-                if every and (stop or self.position % every == 0):
+                if stop or (every and self.position % every == 0):
                     self._save()
                 if stop:
                     raise _TimeUp(self.position, self.stream.total)
 
     def _save(self) -> None:
+        self.adapter.check()  # a bad batch is not noted in the state
         trace = {
             "curve": self.curve.to_dict(),
             "diagnostics": self.diagnostics.to_dict(),
@@ -312,12 +335,11 @@ class _Run:
         if self.probe is not None:
             metrics["forgetting"] = forgetting_figures(self.probe.to_dict())
         if self.yardstick is not None:
-            on_gpu = self.device.type == "cuda"
             metrics["cost"] = cost_figures(
                 curve["seconds"],
                 curve["count"],
                 forward=self.yardstick.seconds,
-                peak_device=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
+                peak_device=self.memory.peak,
                 peak_host=peak_bytes(torch.device("cpu")),
                 trainable_share=self.adapter.trainable_share(),
             )
@@ -387,5 +409,11 @@ def keep(record: Record, store: Store) -> Record:
 
 
 def clear_checkpoint(store: Store, id: str) -> None:
-    """Remove a checkpoint that is no longer needed; the record must be in the store by then."""
-    checkpoint_path(store, id).unlink(missing_ok=True)
+    """Remove checkpoints of a job that are no longer needed; the record must be in the store by then."""
+    for name in (id, _half(id)):
+        checkpoint_path(store, name).unlink(missing_ok=True)
+
+
+def _half(id: str) -> str:
+    """The name under which a job with half its batch size keeps its checkpoint."""
+    return f"{id}-half"

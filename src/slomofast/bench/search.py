@@ -8,7 +8,6 @@ the same run, since members do not influence learning.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,19 +20,24 @@ from torch import Tensor, nn
 import slomofast
 from slomofast.bench.evaluate import evaluate
 from slomofast.bench.source import clean_batches
+from slomofast.bench.steps import append_rows, columns_of
 from slomofast.bench.trace import member_sums
-from slomofast.core.errors import ConfigError
+from slomofast.core.errors import ConfigError, DataError
 from slomofast.core.registry import describe
 from slomofast.corruptions import EXTRA
 from slomofast.data.catalog import DataSet
 from slomofast.streams import Stream, make_setting
 
 SEVERITIES = (3.0, 5.0)
+COLUMNS = ["method", "options", "error", "by_severity_and_cycle", "members"]  # of a table, before the facts
 
 
 @dataclass
 class Candidate:
-    """One combination of options and its errors in percent: by severity and cycle, their mean, and by members."""
+    """One combination of options and its errors in percent: by severity and cycle, their mean, and by members.
+
+    A severity that comes again counts its cycles on.
+    """
 
     options: dict[str, Any]
     errors: dict[tuple[float, int], float] = field(default_factory=dict)
@@ -113,6 +117,7 @@ def search(
                     if source is None:
                         raise ConfigError(f"{method} learns from training images first: name them with --source")
                     adapter.fit_source(clean_batches(source, batch_size, method))
+            passed = sum(known == severity for known, _ in candidate.errors)
             counts: dict[int, int] = {}
             wrong: dict[int, dict[str, Tensor]] = {}
             for step in evaluate(adapter, stream, timing=False):
@@ -127,7 +132,7 @@ def search(
                     if name:
                         scores.setdefault(name, []).append(error)
                     else:
-                        candidate.errors[severity, cycle] = error
+                        candidate.errors[severity, passed + cycle] = error
         candidate.members = {name: sum(errors) / len(errors) for name, errors in scores.items()}
         results.append(candidate)
         done(candidate)
@@ -148,33 +153,21 @@ def check_table(path: Path) -> bool:
         raise ConfigError(f"--out {path} is a folder; name a file in it, such as {path / 'search.csv'}")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigError(f"--out {path} cannot be written; name another file, or change the rights to this one")
+    if (held := columns_of(path)) and held[: len(COLUMNS)] != COLUMNS:
+        raise DataError(f"--out {path} holds other columns ({', '.join(held[:4])}, ...); name another file")
     return missing
 
 
 def write_table(path: Path, method: str, candidates: Sequence[Candidate], facts: Mapping[str, str]) -> None:
-    """Append candidates to a CSV file (made with its header where it is not there)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {
-            "method": method,
-            "options": " ".join(f"{key}={_text(value)}" for key, value in candidate.options.items()) or "defaults",
-            "error": f"{candidate.mean:.3f}",
-            "by_severity_and_cycle": " ".join(
-                f"s{severity:g}c{cycle + 1}={error:.2f}" for (severity, cycle), error in candidate.errors.items()
-            ),
-            "members": " ".join(f"{name}={error:.2f}" for name, error in candidate.members.items()),
-            **facts,
-        }
-        for candidate in candidates
-    ]
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        if fresh:
-            writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
+    """Append candidates to a CSV file (made with its header where it is not there); other columns are refused."""
+    rows = []
+    for candidate in candidates:
+        options = " ".join(f"{key}={_text(value)}" for key, value in candidate.options.items()) or "defaults"
+        errors = " ".join(f"s{level:g}c{cycle + 1}={error:.2f}" for (level, cycle), error in candidate.errors.items())
+        members = " ".join(f"{name}={error:.2f}" for name, error in candidate.members.items())
+        values = (method, options, f"{candidate.mean:.3f}", errors, members)
+        rows.append({**dict(zip(COLUMNS, values, strict=True)), **facts})
+    append_rows(path, rows)
 
 
 def _text(value: Any) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import slomofast
 from slomofast.bench.job import Resolved, digest
 from slomofast.bench.parts import source_data
 from slomofast.bench.store import write_atomically
@@ -57,9 +58,10 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
             stacklevel=2,
         )
     identity = [
+        slomofast.__version__,
         job.method,
         resolved.options,
-        resolved.fingerprints["model"],
+        adapter.source_fingerprint,  # of the network as it adapts, which may have a part of the classes only
         source.fingerprint,
         *(job.seed, job.precision, job.batch_size, job.channels_last),
     ]
@@ -73,7 +75,7 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
             adapter.start_here()  # a reset must come back to the fitted state
             return
         except Exception:  # cut short, damaged or of another version, which may raise anything: fit again
-            path.unlink(missing_ok=True)
+            adapter.reset()  # a part of it may have been loaded
     adapter.fit_source(clean_batches(source, job.batch_size, job.method))
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # other workers may be fitting the same
     state = adapter.state_dict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ import slomofast
 from slomofast.bench.cost import forward_seconds
 from slomofast.bench.evaluate import timed_call
 from slomofast.core.errors import DataError
+from slomofast.metrics.functional import percentile
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,12 @@ def step_cost(
     first = time.perf_counter() - start
     for _ in range(warm_up):
         adapter(images)
-    times = sorted(timed_steps(adapter, repeat(images, steps)))
+    times = timed_steps(adapter, repeat(images, steps))
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else float("nan")
     median = statistics.median(times)
     return StepCost(
         method, precision, compile, graphs, len(images),
-        1e3 * median, 1e3 * times[min(len(times) - 1, int(0.95 * len(times)))],
+        1e3 * median, 1e3 * percentile(times, 0.95),
         1e3 * forward, median / forward, peak, first,
     )  # fmt: skip
 
@@ -109,24 +111,35 @@ def timed_steps(adapter: Any, batches: Iterable[Tensor]) -> list[float]:
 
 def write_costs(path: Path, costs: Sequence[Any], facts: Mapping[str, str]) -> None:
     """Append dataclass rows to a CSV file, with the command, commit and device that made them."""
+    append_rows(path, [{**_rounded(asdict(cost)), **facts} for cost in costs])
+
+
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append rows to a CSV file, under a header where it is new or empty; a table of another kind is refused."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists() or path.stat().st_size == 0
-    rows = [{**_rounded(asdict(cost)), **facts} for cost in costs]
     check_columns(path, list(rows[0]))
+    fresh = not columns_of(path)
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         if fresh:
             writer.writeheader()
         writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def columns_of(path: Path) -> list[str]:
+    """The header of a CSV file; nothing where it is empty or not there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return next(csv.reader(file), [])
 
 
 def check_columns(path: Path, columns: Sequence[str]) -> None:
     """Refuse to append to a table of another kind."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open(newline="") as file:
-        held = next(csv.reader(file), [])
-    if held != list(columns):
+    held = columns_of(path)
+    if held and held != list(columns):
         raise DataError(f"{path} holds other columns ({', '.join(held[:4])}, ...); give --out another file")
 
 

@@ -202,7 +202,10 @@ class Store:
                 id, ending = os.path.splitext(entry.name)
                 if ending != ".json" or not _ID.fullmatch(id):
                     continue
-                stat = entry.stat()
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:  # removed in the meantime, by a retry elsewhere
+                    continue
                 row = known.get(id)
                 if row is None or (row.size, row.changed_ns) != (stat.st_size, stat.st_mtime_ns):
                     row = self._read_row(id)

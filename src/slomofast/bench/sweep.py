@@ -103,16 +103,16 @@ def parse_sweep(
     plugins = tuple(content.get("plugins", ()))
     for module in plugins:
         _import(module, name)
-    places = {**content.get("paths", {}), **(paths or {})}
+    own_places = _table(content.get("paths", {}), "paths", name)
+    places = {**own_places, **(paths or {})}
     for given in paths or {}:
-        if given not in content.get("paths", {}):
-            raise unknown_name(f"path of {name}", given, content.get("paths", {}))
-    defaults = content.get("defaults", {})
+        if given not in own_places:
+            raise unknown_name(f"path of {name}", given, own_places)
+    defaults = _table(content.get("defaults", {}), "defaults", name)
     _known(f"default of {name}", defaults, _SHARED | set(_LISTS))
-    data_tables = content.get("data", {})
-    for table in data_tables.values():
-        _known(f"data entry of {name}", table, _SHARED | {"spec"})
+    data_tables = _table(content.get("data", {}), "data.NAME", name)
     for place, table in data_tables.items():
+        _known(f"data entry of {name}", _table(table, f"data.{place}", name), _SHARED | {"spec"})
         if "spec" not in table:
             raise ConfigError(f'{name}: [data.{place}] has no spec; add one, for example spec = "pack:images.npz"')
     grids = content.get("grid", [])
@@ -122,7 +122,7 @@ def parse_sweep(
     missing: dict[str, None] = {}
     for number, grid in enumerate(grids, 1):
         where = f"{name}, grid {number}"
-        _known(f"entry of {where}", grid, _SHARED | set(_LISTS))
+        _known(f"entry of {where}", _table(grid, "[grid]", name), _SHARED | set(_LISTS))
         for job in _expand({**defaults, **grid}, data_tables, places, where, missing if skip_unknown else None):
             jobs.setdefault(unresolved_id(job), job)
     about = content.get("about", "").strip()
@@ -148,14 +148,16 @@ def _expand(
     for data, (setting, setting_options), (method, options), seed in itertools.product(
         axes["data"], settings, methods, axes["seeds"]
     ):
+        if not isinstance(data, str):
+            raise ConfigError(f"{where}: data names a data set or a [data.NAME] table, got {data!r}")
         table = dict(tables.get(data, {"spec": data}))
         fields: dict[str, Any] = {"data": table.pop("spec", data), **common, **table}
         fields = {k: _fill(v, places, where) for k, v in fields.items()}
         job = Job(
             method=method,
-            options=options,
+            options=_fill(options, places, where),
             setting=setting,
-            setting_options=setting_options,
+            setting_options=_fill(setting_options, places, where),
             seed=seed,
             **fields,
         )
@@ -207,9 +209,11 @@ def _named(
 
 
 def _fill(value: Any, places: Mapping[str, str], where: str) -> Any:
-    """`${name}` replaced by the entry of `[paths]`, or by the environment variable of that name."""
+    """`${name}` replaced by the entry of `[paths]`, or by the environment variable of that name, at every depth."""
     if isinstance(value, list):
         return [_fill(item, places, where) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _fill(item, places, where) for key, item in value.items()}
     if not isinstance(value, str) or "$" not in value:
         return value
     try:
@@ -218,6 +222,17 @@ def _fill(value: Any, places: Mapping[str, str], where: str) -> Any:
         raise ConfigError(
             f"{where}: ${{{error.args[0]}}} in {value!r} is neither in [paths] nor an environment variable"
         ) from None
+    except ValueError:
+        raise ConfigError(
+            f"{where}: {value!r} has a $ that begins no name; write ${{name}} for an entry of [paths], $$ for a plain $"
+        ) from None
+
+
+def _table(value: Any, name: str, where: str) -> Mapping[str, Any]:
+    """A table of a sweep file, or an error that says how one is written."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: [{name}] is a table, got {value!r}; write [{name}] and its entries below")
+    return value
 
 
 def _known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Queue
-from threading import Thread
 
 import numpy as np
 import torch
@@ -45,17 +45,16 @@ def write_sample(folder: Path, count: int, side: int = 224, classes: int = 4, se
     return folder
 
 
-def _ahead(batches: Iterator[Tensor], depth: int = 2) -> Iterator[Tensor]:
-    queue: Queue[Tensor | None] = Queue(depth)
-
-    def fill() -> None:
-        for batch in batches:
-            queue.put(batch)
-        queue.put(None)
-
-    Thread(target=fill, daemon=True).start()
-    while (batch := queue.get()) is not None:
-        yield batch
+def _ahead(read: Callable[[np.ndarray], Tensor], order: Iterable[np.ndarray], depth: int = 2) -> Iterator[Tensor]:
+    """What `read` makes of each entry of `order`, up to `depth` of them before they are asked for."""
+    waiting: deque[Future[Tensor]] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        for index in order:
+            waiting.append(pool.submit(read, index))
+            if len(waiting) > depth:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def bench_loading(
@@ -73,7 +72,7 @@ def bench_loading(
             data.read(index)
         decode_rate = images / (time.perf_counter() - started)
         waiting, begin = 0.0, time.perf_counter()
-        batches = _ahead(data.read(index) for index in order)
+        batches = _ahead(data.read, order)
         with torch.inference_mode():
             while True:
                 asked = time.perf_counter()

@@ -75,17 +75,22 @@ def make_folders(
 ) -> Path:
     """Write `data` in the ImageNet-C layout: `<corruption>/<severity>/<class>/<image>.JPEG`.
 
-    Files that exist are left alone, so an interrupted run continues; each file appears complete or not at all.
+    Files that exist are left alone, so an interrupted run continues; each file appears complete or not at all. Images
+    that differ in their ending only, which is lost here, are refused.
     """
     names = getattr(data, "class_names", None) or [f"{c:04d}" for c in range(data.classes)]
     if not set(severities) <= set(SEVERITIES) or not severities:
         raise ConfigError(f"severities are among 1 to 5, got {list(severities)}")
+    labels = data.labels("")
+    known = getattr(data, "paths", None) or [f"{i:08d}" for i in range(data.size)]
+    stems = [Path(p).stem for p in known]
+    first: dict[tuple[int, str], int] = {}
+    for i, stem in enumerate(stems):
+        if (other := first.setdefault((int(labels[i]), stem), i)) != i:
+            raise DataError(f"{known[other]} and {known[i]} would both become {stem}.JPEG; rename one of them")
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
-    _claim(root, "folders", data)
-    labels = data.labels("")
-    known = getattr(data, "paths", None)
-    stems = [Path(p).stem for p in known] if known else [f"{i:08d}" for i in range(data.size)]
+    _claim(root, "folders", data, quality=quality)
     total = data.size * len(severities)
     for domain in data.domains:
         written = 0
@@ -218,15 +223,17 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _claim(root: Path, layout: str, data: CorruptedImages, **more: Any) -> None:
-    """Note in the folder what it is made from, and refuse to mix two sources in one folder."""
+    """Note in the folder what it is made from, and refuse to mix two sources in one folder.
+
+    What an older note does not say is taken to be as it is now.
+    """
     note = root / "slomofast.json"
     said = {"layout": layout, "clean": data.clean_fingerprint, "size": data.size, "seed": data.seed} | more
-    if note.exists():
-        try:
-            found = json.loads(note.read_text())
-        except ValueError as error:
-            raise DataError(f"{note} is damaged; delete the folder or choose another") from error
-        if found != said:
-            raise DataError(f"{root} was begun from other images or options ({found}); choose another folder")
-    else:
+    try:
+        found = json.loads(note.read_text()) if note.exists() else {}
+    except ValueError as error:
+        raise DataError(f"{note} is damaged; delete the folder or choose another") from error
+    if said | found != said:
+        raise DataError(f"{root} was begun from other images or options ({found}); choose another folder")
+    if found != said:
         _write(note, json.dumps(said).encode())

@@ -71,7 +71,7 @@ class Curve:
     def update(self, step: Step) -> None:
         """Add one step."""
         logits = step.logits.detach().float()
-        target = step.target.to(logits.device)
+        target = _on(step.target, logits.device)
         wrong = logits.argmax(1) != target
         domain, severity = step.domain.cpu(), step.severity.cpu()
         only = int(domain[0]) if bool((domain == domain[0]).all()) else -1
@@ -83,16 +83,15 @@ class Curve:
         sums = torch.stack([wrong.sum(), nll_per_sample(logits, target).sum(), entropy_per_sample(logits).mean()])
         mixture = None
         if only < 0:
-            found, counts = torch.unique(domain, return_counts=True)
+            found, place, counts = torch.unique(domain, return_inverse=True, return_counts=True)
             mixture = list(zip(found.tolist(), counts.tolist(), strict=True))
-            per_domain = torch.zeros(int(found[-1]) + 1, device=logits.device)
-            per_domain.index_add_(0, domain.to(logits.device), wrong.float())
-            sums = torch.cat([sums, per_domain[found.to(logits.device)]])
+            by_domain = torch.zeros(len(found), device=logits.device)
+            sums = torch.cat([sums, by_domain.index_add_(0, _on(place, logits.device), wrong.float())])
         self._waiting.append(sums.double())
         self._mixtures.append(mixture)
         bins = calibration_bins(logits, target, BINS)
         held = self._bins.get(step.cycle)
-        self._bins[step.cycle] = bins if held is None else held.to(bins.device) + bins
+        self._bins[step.cycle] = bins if held is None else _on(held, bins.device) + bins
         if step.peak_bytes is not None:
             self.peak_bytes = max(self.peak_bytes or 0, step.peak_bytes)
         if len(self._waiting) >= _FLUSH:
@@ -179,3 +178,8 @@ class Curve:
         for cycle, bins in zip(plain["bins_cycles"], parts, strict=True):
             curve._bins[int(cycle)] = torch.tensor(bins, dtype=torch.float64)
         return curve
+
+
+def _on(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, without waiting for it; on the CPU it must be waited for."""
+    return tensor.to(device, non_blocking=device.type != "cpu")

@@ -147,6 +147,11 @@ class ForgettingProbe:
         self._kept_bytes += sum(x.numel() * x.element_size() for x, _ in self._kept[domain])
         return self._kept[domain]
 
+    @property
+    def kept_bytes(self) -> int:
+        """Size of the images kept on the stream's device to be looked at again."""
+        return self._kept_bytes
+
     def to_dict(self) -> dict[str, Any]:
         """The matrix as plain JSON.
 
