@@ -33,6 +33,13 @@ def make_stream(job: Job, setting: str = "continual") -> Stream:
     return Stream(setting, job_data(job), batch_size=10, images_per_domain=30)
 
 
+def test_a_record_knows_the_source_images_that_its_method_learned_from(tiny: Job) -> None:
+    other = dataclasses.replace(tiny, source="glyphs")
+    assert resolve(other).fingerprints["source"] == resolve(tiny).fingerprints["source"] == ""
+    learned = resolve(dataclasses.replace(other, method="rmt"))
+    assert len(learned.fingerprints["source"]) > 6 and learned.id != resolve(dataclasses.replace(tiny, method="rmt")).id
+
+
 def test_evaluate_yields_a_step_per_batch(tiny: Job) -> None:
     stream = make_stream(tiny)
     steps = list(evaluate(sf.adapt(job_model(tiny), "tent"), stream))

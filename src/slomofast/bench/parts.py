@@ -62,9 +62,9 @@ def resolve(job: Job) -> Resolved:
     }
     if job.graphs:
         identity["graphs"] = True  # named only where it is used, so that older ids stay
+    fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"], "source": ""}
     if job.source is not None and _may_need_source(job.method):
-        identity["source"] = cast(DataSet, source_data(job)).fingerprint
-    fingerprints = {"data": data["fingerprint"], "model": model["fingerprint"]}
+        identity["source"] = fingerprints["source"] = cast(DataSet, source_data(job)).fingerprint
     return Resolved(job, digest(identity), options, plain(setting), data, model, fingerprints)
 
 

@@ -37,12 +37,17 @@ def source_errors(resolved: Resolved, data: DataSet, model: nn.Module, cache: Pa
     """
     job = resolved.job
     images = min(SOURCE_ERROR_IMAGES, job.images_per_domain or SOURCE_ERROR_IMAGES)
-    key = digest([resolved.fingerprints, job.severity, images])
+    key = digest([_what_is_asked(resolved), job.severity, images])
 
     def measure() -> dict[str, float]:
         return measure_source_errors(_predictor(model), data, job.severity, images, job.batch_size)
 
     return _remembered_json(cache / f"source-errors-{key}.json", measure)
+
+
+def _what_is_asked(resolved: Resolved) -> dict[str, str]:
+    """Fingerprints of the network and the images that facts about them depend on."""
+    return {name: resolved.fingerprints[name] for name in ("data", "model")}
 
 
 def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> None:
@@ -142,7 +147,7 @@ def requirements(
         if name == "source_errors":
             found[name] = source_errors(resolved, data, model, cache)
         elif name == "matrices":
-            path = cache / f"matrices-{digest(resolved.fingerprints)}.json"
+            path = cache / f"matrices-{digest(_what_is_asked(resolved))}.json"
             found[name] = KeptMatrices(_predictor(model), data, resolved.job.batch_size, path)
         else:
             raise ConfigError(f"setting {resolved.setting['name']!r} needs {name!r}, which a job cannot provide")

@@ -59,7 +59,9 @@ def sweep(
     skip_unknown: Annotated[
         bool, typer.Option("--skip-unknown", help="Leave out methods that are not installed.")
     ] = False,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for none.", min=0)] = 200,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between checkpoints; 0 for none on the way.", min=0)
+    ] = 200,
     time: Annotated[
         str | None,
         typer.Option("--for", metavar="TIME", help="Stop after this time, such as 25m; what runs writes a checkpoint."),
