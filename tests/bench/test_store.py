@@ -11,8 +11,9 @@ from typing import NoReturn
 
 import pytest
 
-from slomofast.bench.store import DamagedRecord, Store, comparable, decode, encode, write_atomically
+from slomofast.bench.store import DamagedRecord, Store, comparable, decode, encode
 from slomofast.core.errors import DataError
+from slomofast.core.files import write_atomically
 
 A, B = "a1" * 8, "b2" * 8
 

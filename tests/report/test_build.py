@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from importlib import resources
@@ -13,7 +14,7 @@ import pytest
 from test_records import damage
 
 from slomofast.core.errors import DataError
-from slomofast.report import build_report, files
+from slomofast.report import build_report
 from slomofast.report.aggregate import group_runs
 from slomofast.report.html import script_json
 from slomofast.report.paper_tables import all_tables
@@ -106,7 +107,7 @@ def test_what_was_there_stays_until_the_new_is_whole(
     def full(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
         build_report(small_store, out, title="Another")
     assert contents(out) == before

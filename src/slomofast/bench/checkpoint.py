@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from slomofast.core.files import written_whole
 from slomofast.core.fingerprint import fingerprint
 
 _FORMAT = 2
@@ -34,7 +34,6 @@ class Checkpoint:
 def write_checkpoint(path: Path, state: Checkpoint) -> None:
     """Replace the checkpoint at `path` in one step; a crash in between leaves the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     payload: dict[str, Any] = {
         "format": _FORMAT,
         "job": state.job,
@@ -45,14 +44,8 @@ def write_checkpoint(path: Path, state: Checkpoint) -> None:
         "interruptions": state.interruptions,
     }
     payload["digest"] = fingerprint(payload)  # torch does not check the sums inside its own files
-    try:
-        with open(part, "wb") as file:
-            torch.save(payload, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with written_whole(path) as file:
+        torch.save(payload, file)
 
 
 def read_checkpoint(path: Path, job: str, device: torch.device) -> Checkpoint | None:

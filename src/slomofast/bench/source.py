@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 import slomofast
 from slomofast.bench.job import Resolved, digest
 from slomofast.bench.parts import source_data
-from slomofast.bench.store import write_atomically
 from slomofast.core.errors import ConfigError, DataError
+from slomofast.core.files import write_atomically, written_whole
 from slomofast.core.fingerprint import fingerprint
 from slomofast.data.catalog import DataSet
 from slomofast.streams import measure_source_errors
@@ -82,10 +81,9 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
         except Exception:  # cut short, damaged or of another version, which may raise anything: fit again
             adapter.reset()  # a part of it may have been loaded
     adapter.fit_source(clean_batches(source, job.batch_size, job.method))
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # other workers may be fitting the same
     state = adapter.state_dict()
-    torch.save({"state": state, "digest": fingerprint(state)}, part)
-    part.replace(path)
+    with written_whole(path) as file:
+        torch.save({"state": state, "digest": fingerprint(state)}, file)
 
 
 def clean_batches(data: DataSet, batch_size: int, method: str) -> Iterable[tuple[Tensor, Tensor]]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slomofast.core.errors import DataError
+from slomofast.core.files import write_atomically
 
 FORMAT = 1
 Record = dict[str, Any]
@@ -83,32 +84,6 @@ def decode(raw: bytes, name: str = "record", small: bool = False) -> Record:
     if record.get("format") != FORMAT:
         raise DamagedRecord(f"{name} has format {record.get('format')!r}; this version reads format {FORMAT}")
     return record
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that a reader, or a power cut, sees all of it or none of it."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; systems that cannot open folders (Windows) do without."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True)

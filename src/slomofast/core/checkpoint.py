@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch import nn
 
 from slomofast.core.adapter import Adapter, Runtime
 from slomofast.core.errors import CheckpointError
+from slomofast.core.files import written_whole
 from slomofast.core.fingerprint import fingerprint, model_fingerprint
 from slomofast.core.registry import describe
 
@@ -39,16 +38,8 @@ def save_adapter(adapter: Adapter, path: str | Path) -> None:
     target = Path(path)
     if not target.parent.is_dir():
         raise CheckpointError(f"there is no folder {target.parent} to write {target.name} to; make it first")
-    part = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with part.open("xb") as file:  # not by tempfile, whose files are for the owner alone
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with written_whole(target) as file:
+        torch.save(content, file)
 
 
 def load_adapter(path: str | Path, model: nn.Module) -> Adapter:

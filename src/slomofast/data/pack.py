@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slomofast.core.errors import ConfigError, DataError
+from slomofast.core.files import written_whole
 from slomofast.data.corrupted import CorruptedImages
 from slomofast.data.images import decode, decode_many, encode_jpeg
 
@@ -119,9 +120,8 @@ def write_pack(
     offsets = np.concatenate([[0], np.cumsum([len(f) for f in files])]).astype(np.int64)
     data = np.frombuffer(b"".join(files), np.uint8)
     path = Path(path)
-    part = path.with_name(f".{path.name}.part.npz")
-    np.savez(part, data=data, offsets=offsets, labels=np.asarray(labels), classes=np.asarray(classes))
-    part.replace(path)
+    with written_whole(path) as file:
+        np.savez(file, data=data, offsets=offsets, labels=np.asarray(labels), classes=np.asarray(classes))
     return path
 
 

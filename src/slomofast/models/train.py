@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slomofast.core.errors import CheckpointError, ConfigError
+from slomofast.core.files import written_whole
 
 Reader = Callable[[Tensor], Tensor]
 """Image numbers (int64 on the CPU) -> uint8 images (n, 3, S, S) on the training device."""
@@ -205,20 +205,17 @@ def _save(
         return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    torch.save(
-        {
-            "format": 1,
-            "epoch": epoch,
-            "images": count,
-            "config": asdict(config),
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "generator": generator.get_state(),
-        },
-        part,
-    )
-    part.replace(path)
+    state = {
+        "format": 1,
+        "epoch": epoch,
+        "images": count,
+        "config": asdict(config),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "generator": generator.get_state(),
+    }
+    with written_whole(path) as file:
+        torch.save(state, file)
 
 
 def _resume(

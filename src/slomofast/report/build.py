@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from slomofast.core.errors import DataError
+from slomofast.core.files import write_atomically
 from slomofast.report import rendering
 from slomofast.report.aggregate import group_runs
-from slomofast.report.files import write_atomically
 from slomofast.report.html import render_page
 from slomofast.report.paper_tables import all_tables
 from slomofast.report.payload import build_payload
@@ -46,9 +46,9 @@ def write_report(reading: Reading, out_dir: Path, title: str) -> Path:
         for ending, write in _WRITERS.items():
             path = folder / f"{name}.{ending}"
             if name in tables:
-                write_atomically(path, write(tables[name]))
+                write_atomically(path, write(tables[name]).encode())
             else:
                 path.unlink(missing_ok=True)
     page = out_dir / "index.html"
-    write_atomically(page, render_page(build_payload(reading, groups, tables, title)))
+    write_atomically(page, render_page(build_payload(reading, groups, tables, title)).encode())
     return page

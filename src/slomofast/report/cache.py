@@ -14,8 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slomofast.core.files import write_atomically
 from slomofast.report.curves import Band
-from slomofast.report.files import write_atomically
 
 if TYPE_CHECKING:
     from slomofast.report.records import Layout, Run
@@ -57,7 +57,7 @@ def save(folder: Path, runs: Iterable[Run], stamps: Mapping[str, Stamp], layouts
     for run in runs:
         lines.append(json.dumps(["run", *stamps[run.file], [getattr(run, f.name) for f in fields(run)]]))
     with suppress(OSError):
-        write_atomically(folder / NAME, "\n".join(lines) + "\n")
+        write_atomically(folder / NAME, ("\n".join(lines) + "\n").encode())
 
 
 def _head() -> list[Any]:
