@@ -102,6 +102,7 @@ def test_run_with_every_metric(tmp_path: Path) -> None:
         (["run", "tent", "--weights", "/nowhere.safetensors"], "no weight file /nowhere.safetensors"),
         (["sweep"], "either a sweep file or --preset"),
         (["sweep", "--preset", "quik"], "did you mean 'quick'"),
+        (["run", "tent", "--domains", ","], "--domains ',' names nothing; write names separated by commas"),
         (["sweep", "--preset", "quick", "--for", "soon"], "--for 'soon' is no time; write for example --for 90s"),
         (["sweep", "--preset", "quick", "--for", "0m"], "--for '0m' is no time"),
         (["sweep", "missing.toml"], "no sweep file missing.toml"),
@@ -144,6 +145,19 @@ def test_sweep_runs_skips_and_plans(tmp_path: Path) -> None:
     assert "0 run, 2 there already, 0 failed" in call("sweep", file, "--out", out, "--device", "cpu")
     file.write_text(SWEEP.replace('"bn"]', '"bn"]\nseeds = [0, 1]'))
     assert "2 run, 2 there already" in call("sweep", file, "--out", out, "--device", "cpu")
+
+
+def test_files_with_nothing_or_anything_in_them_are_named(tmp_path: Path) -> None:
+    empty, binary = tmp_path / "empty.npz", tmp_path / "binary.toml"
+    empty.write_bytes(b"")
+    binary.write_bytes(bytes(range(128, 256)))
+    message = call("run", "source", "--data", f"pack:{empty}", "--model", "wrn_10_1", code=2)
+    assert "empty.npz is not a readable .npz file" in message
+    assert "binary.toml is not text in UTF-8" in call("sweep", binary, code=2)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("")
+    words = ["--out", rows, "--plot", tmp_path / "x.png"]
+    assert "nothing to draw" in call("bench", "growth", "--draw-only", *words, code=2)
 
 
 def test_a_sweep_stops_when_its_time_is_up(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def load_sweep(path: str | Path, paths: Mapping[str, str] | None = None, skip_un
     except FileNotFoundError:
         known = ", ".join(list_presets())
         raise ConfigError(f"no sweep file {path}; the presets are called with --preset: {known}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8 ({error.reason}); a sweep file is TOML") from None
     return parse_sweep(text, str(path), paths, skip_unknown)
 
 

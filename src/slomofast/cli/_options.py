@@ -43,6 +43,13 @@ def split_names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
+def chosen_names(text: str | None, flag: str) -> tuple[str, ...] | None:
+    """Names separated by commas, at least one; None where nothing was said."""
+    if text is not None and not split_names(text):
+        raise ConfigError(f"{flag} {text!r} names nothing; write names separated by commas, or leave it out")
+    return split_names(text) or None
+
+
 def known_device(name: str | None) -> str | None:
     """What `--device` calls: the name of a device that is there, or nothing where nothing was said."""
     from slomofast.bench.parts import pick_device

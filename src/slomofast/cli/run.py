@@ -71,7 +71,7 @@ def run(
     from slomofast.bench.parts import job_data, resolve
     from slomofast.bench.run import finished_record, run_job
     from slomofast.bench.store import Store
-    from slomofast.cli._options import error_table, pairs, short_time, split_names, values
+    from slomofast.cli._options import chosen_names, error_table, pairs, short_time, split_names, values
     from slomofast.cli._shared import console
     from slomofast.core.registry import describe
 
@@ -92,7 +92,7 @@ def run(
         batch_size=batch_size or SMALL_BATCH,
         images_per_domain=images_per_domain,
         severity=severity,
-        domains=split_names(domains) or None,
+        domains=chosen_names(domains, "--domains"),
         precision=precision,
         metrics=METRICS if metrics == "all" else split_names(metrics),
         compile=compile,

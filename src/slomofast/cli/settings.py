@@ -60,7 +60,7 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from slomofast.cli._options import split_names, values
+    from slomofast.cli._options import chosen_names, values
     from slomofast.cli._shared import console
     from slomofast.data import open_data
     from slomofast.streams import Stream, describe_setting, make_setting
@@ -87,7 +87,7 @@ def show(
         seed,
         images_per_domain,
         severity,
-        split_names(domains) or None,
+        chosen_names(domains, "--domains"),
         **_source_facts(setting.requirements(), source, data, model, severity, images_per_domain, console),
     )
     console.print(stream)

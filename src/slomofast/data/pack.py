@@ -136,7 +136,7 @@ def _read_npz(path: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
             return {k: archive[k] for k in keys}
     except DataError:
         raise
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # numpy meets an empty file with EOFError
         raise DataError(f"{path} is not a readable .npz file ({error})") from error
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slomofast.core.errors import DataError
 from slomofast.report.plots import INK, LINES, QUIET, _figure, _styled, _title
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def growth(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     memory is what is allocated at the end of each window, elsewhere the peak. Memory is left out where none is known.
     """
     if not rows:
-        raise ValueError("nothing to draw: no rows were given")
+        raise DataError("nothing to draw: the table has no rows; measure first, without --draw-only")
     methods = list(dict.fromkeys(str(row["method"]) for row in rows))
     kept = list(ROWS) if any(math.isfinite(_figure_of(row, "memory")) for row in rows) else ["milliseconds"]
     figure = _figure(11, 1.2 + 1.9 * len(kept))
