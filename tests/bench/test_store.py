@@ -202,6 +202,14 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch) -> None
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_file_appears_by_renaming(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    monkeypatch.setattr(Path, "replace", lambda *_: None)
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
 def test_missing_and_impossible_places(tmp_path) -> None:
     with pytest.raises(DataError, match="no record 'zz'"):
         Store(tmp_path).get("zz")

@@ -57,6 +57,21 @@ def test_options_reach_the_setting_and_the_picture_is_drawn(run, tmp_path):
     assert target.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("words", "images"), [((), 1000), (("--images-per-domain", "30"), 30)])
+def test_orders_are_measured_as_a_run_measures_them(run, monkeypatch, words, images):
+    import slomofast.streams as streams
+
+    asked = []
+
+    def measured(network, data, severity, count):
+        asked.append(count)
+        return dict.fromkeys(data.domains, 1.0)
+
+    monkeypatch.setattr(streams, "measure_source_errors", measured)
+    run("show", "easy2hard", "--batch-size", "20", *words)
+    assert asked == [images]
+
+
 def test_mistakes_are_named(run):
     with pytest.raises(ConfigError, match="did you mean 'cycles'"):
         run("show", "cyclic", "--set", "cycle=3")

@@ -59,9 +59,13 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def bootstrap_interval(
-    values: Sequence[float], level: float = 0.95, draws: int = 10_000, seed: int = 0
+    values: Sequence[float],
+    level: float = 0.95,
+    draws: int = 10_000,
+    seed: int = 0,
+    weights: Sequence[float] | None = None,
 ) -> tuple[float, float] | None:
-    """Percentile bootstrap interval of the mean; None for fewer than two values.
+    """Percentile bootstrap interval of the mean, or of the weighted mean; None for fewer than two values.
 
     With few values all resamples are enumerated instead of drawn, so the answer is exact up to five values.
     """
@@ -75,7 +79,11 @@ def bootstrap_interval(
         choice = np.indices((count,) * count).reshape(count, -1).T
     else:
         choice = np.random.Generator(np.random.PCG64(seed)).integers(0, count, size=(draws, count))
-    means = series[choice].mean(axis=1)
+    if weights is None:
+        means = series[choice].mean(axis=1)
+    else:
+        shares = np.asarray(weights, dtype=np.float64)
+        means = (series * shares)[choice].sum(axis=1) / shares[choice].sum(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

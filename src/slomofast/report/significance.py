@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slomofast.metrics.statistics import FEWEST, Difference
+from slomofast.metrics.statistics import FEWEST, Difference, bootstrap_interval
 from slomofast.report.records import Run
 
 _NO_WIDTH = 1e-9  # an interval narrower than this says that nothing varied, not that all is certain
@@ -35,9 +35,7 @@ def _pairs(a: Run, b: Run) -> list[tuple[float, float]]:
     return [(left[k][0], left[k][1] - right[k][1]) for k in left]
 
 
-def weighted_difference(
-    gaps: Sequence[float], weights: Sequence[float] | None = None, draws: int = 2000, seed: int = 0
-) -> Difference:
+def weighted_difference(gaps: Sequence[float], weights: Sequence[float] | None = None, draws: int = 2000) -> Difference:
     """The weighted mean of paired gaps with its percentile bootstrap interval.
 
     There is no interval, and hence no decision, of fewer than four pairs or where all gaps are the same.
@@ -48,17 +46,10 @@ def weighted_difference(
     values = np.asarray(gaps, dtype=np.float64)
     shares = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
     mean, wins, count = float(values @ shares / shares.sum()), int((values < 0).sum()), len(values)
-    if count < FEWEST:
+    found = bootstrap_interval(gaps, draws=draws, weights=shares.tolist()) if count >= FEWEST else None
+    if found is None or found[1] - found[0] <= _NO_WIDTH:
         return Difference(mean, None, None, count, wins)
-    if count**count <= draws:  # few enough to look at every resample
-        choice = np.indices((count,) * count).reshape(count, -1).T
-    else:
-        choice = np.random.Generator(np.random.PCG64(seed)).integers(0, count, size=(draws, count))
-    means = (values * shares)[choice].sum(axis=1) / shares[choice].sum(axis=1)
-    low, high = (float(v) for v in np.quantile(means, [0.025, 0.975]))
-    if high - low <= _NO_WIDTH:
-        return Difference(mean, None, None, count, wins)
-    return Difference(mean, low, high, count, wins)
+    return Difference(mean, *found, count, wins)
 
 
 def verdict(found: Difference) -> str:
