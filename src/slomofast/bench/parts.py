@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from slomofast.bench.job import Job, Resolved, canonical, digest, plain
 from slomofast.core.adapter import Adapter
+from slomofast.core.config import typed
 from slomofast.core.errors import ConfigError, ModelError, unknown_name
 from slomofast.core.registry import describe
 from slomofast.core.split import input_device, last_linear
-from slomofast.data import list_data, open_data
+from slomofast.data import check_data, list_data, open_data
 from slomofast.data.catalog import DataSet
 from slomofast.models import describe_model, load_source, model_fingerprint
 from slomofast.models.external import EXTERNAL_PREFIXES
@@ -91,11 +92,27 @@ def job_stream(resolved: Resolved, data: DataSet, **facts: Any) -> Stream:
 
 
 def check_options(job: Job) -> None:
-    """Refuse options that the method or the setting does not have or accept, without looking at data or network."""
+    """Refuse names and options that the method, the setting, the data or the network does not have or accept.
+
+    No file is looked at.
+    """
     options = dict(job.options)
     preset = options.pop("preset", None)
     describe(job.method).adapter.Config.build(options, preset)
     job_setting(job)
+    check_data(job.data, job.data_options)
+    if job.source is not None:
+        check_data(job.source, {})
+    _check_model(job)
+
+
+def _check_model(job: Job) -> None:
+    for name in job.model_options:
+        if name not in MODEL_OPTIONS:
+            raise unknown_name("option of a network", name, MODEL_OPTIONS)
+    typed(load_source, job.model_options)
+    if not job.model.startswith(EXTERNAL_PREFIXES):
+        describe_model(job.model)
 
 
 def job_setting(job: Job) -> Setting:
@@ -131,9 +148,7 @@ def job_model(job: Job, device: torch.device | None = None) -> nn.Module:
 
     A network without weights starts from the same random numbers every time.
     """
-    for name in job.model_options:
-        if name not in MODEL_OPTIONS:
-            raise unknown_name("option of a network", name, MODEL_OPTIONS)
+    _check_model(job)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = load_source(job.model, job.weights or None, **job.model_options)

@@ -131,7 +131,9 @@ def _say(line: str) -> None:
 def default_model(data: str) -> str:
     """The network that belongs to a data set which ships one; otherwise the user must say."""
     from slomofast.core.errors import ConfigError
+    from slomofast.data import check_data
 
+    check_data(data, {})
     if data.split(":")[0] == "glyphs":
         return "glyphs"
     raise ConfigError(f"which network? give --model (and --weights) for data {data!r}; only glyphs comes with its own")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, Union
 
@@ -168,6 +169,41 @@ def _check_range(name: str, value: Any, facts: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} must be at most {high:g}, got {value:g}")
         if above is not None and value <= above:
             raise ConfigError(f"{name} must be greater than {above:g}, got {value:g}")
+
+
+def typed(call: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a function or a class as its annotations say; numbers and lists may be written as text.
+
+    >>> def crop(size: int | None = None, mean: Sequence[float] = ()) -> None: ...
+    >>> typed(crop, {"size": "32", "mean": "0.5,0.5"})
+    {'size': 32, 'mean': (0.5, 0.5)}
+    """
+    target = call.func if isinstance(call, functools.partial) else call
+    hints = typing.get_type_hints(target.__init__ if isinstance(target, type) else target)  # type: ignore[misc]
+    return {name: _argument(name, value, hints[name]) for name, value in options.items()}
+
+
+def _argument(name: str, value: Any, hint: Any) -> Any:
+    arms = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = tuple(arm for arm in arms if isinstance(arm, type))
+    items = next((typing.get_args(arm)[0] for arm in arms if typing.get_origin(arm) is Sequence), None)
+    boolean = isinstance(value, bool) and bool not in kinds  # an int to Python
+    if isinstance(value, kinds) and not boolean:
+        return value
+    if int in kinds and hasattr(value, "__index__") and not boolean:
+        return int(value)
+    if float in kinds and isinstance(value, int) and not boolean:
+        return float(value)
+    if items is not None and isinstance(value, list | tuple):
+        return tuple(_argument(name, item, items) for item in value)
+    if items is not None and isinstance(value, str):
+        return tuple(_from_text(name, part.strip(), items) for part in value.split(",") if part.strip())
+    if isinstance(value, str) and kinds:
+        return _from_text(name, value, kinds[0])
+    wanted = " or ".join(_type_name(arm) for arm in arms if arm is not types.NoneType)
+    raise ConfigError(
+        f"{name} must be {wanted.replace('collections.abc.', '')}, got {value!r} ({type(value).__name__})"
+    )
 
 
 _WORDS = {

@@ -3,7 +3,7 @@
 from slomofast.data.catalog import Catalog, DataSet
 from slomofast.data.corrupted import CorruptedImages
 from slomofast.data.home import data_home
-from slomofast.data.open import DataInfo, list_data, open_data
+from slomofast.data.open import DataInfo, check_data, list_data, open_data
 from slomofast.data.pack import Arrays, write_pack
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "CorruptedImages",
     "DataInfo",
     "DataSet",
+    "check_data",
     "data_home",
     "list_data",
     "open_data",

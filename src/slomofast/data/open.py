@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slomofast.core.config import typed
 from slomofast.core.errors import ConfigError, DataError, unknown_name
 from slomofast.data.catalog import DataSet
 from slomofast.data.ccc import CccShards
@@ -99,6 +100,24 @@ def list_data() -> list[DataInfo]:
     return list(_KINDS.values())
 
 
+def check_data(spec: str, options: Mapping[str, Any]) -> tuple[DataInfo, dict[str, Any]]:
+    """The kind of data set a spec names and its options as their types; an error for one that is not there.
+
+    Files are not looked at.
+
+    >>> check_data("glyphs", {"size": "20"})[1]
+    {'size': 20}
+    """
+    kind = str(spec).partition(":")[0]
+    if kind not in _KINDS:
+        raise unknown_name("data set", kind, _KINDS)
+    info = _KINDS[kind]
+    for option in options:
+        if option not in info.options:
+            raise unknown_name(f"option of {kind}", option, info.options)
+    return info, typed(info.make, options)
+
+
 def open_data(spec: str, **options: Any) -> DataSet:
     """The data set a spec names, checked so far that a run on it can start.
 
@@ -109,23 +128,17 @@ def open_data(spec: str, **options: Any) -> DataSet:
         options: of that kind; `slomofast data list` shows them.
 
     Raises:
-        ConfigError: an unknown kind or option.
+        ConfigError: an unknown kind or option, or one of another type.
         DataError: files that are missing, damaged or in another layout.
 
     >>> open_data("glyphs", size=20).domains[:2]
     ('gaussian_noise', 'shot_noise')
     """
+    info, options = check_data(spec, options)
     kind, _, path = str(spec).partition(":")
-    if kind not in _KINDS:
-        raise unknown_name("data set", kind, _KINDS)
-    info = _KINDS[kind]
-    known = info.options
-    for option in options:
-        if option not in known:
-            raise unknown_name(f"option of {kind}", option, known)
     if not info.takes_path:
         if path:
-            raise ConfigError(f"{kind} takes no path, got {path!r}; options are {', '.join(known)}")
+            raise ConfigError(f"{kind} takes no path, got {path!r}; options are {', '.join(info.options)}")
         return info.make(**options)
     if path:
         where = Path(path).expanduser()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from slomofast.core.config import typed
 from slomofast.core.errors import ConfigError, ModelError
 from slomofast.models.external import EXTERNAL_PREFIXES, bare, build_external
 from slomofast.models.normalise import Normalised
@@ -44,6 +45,8 @@ def load_source(
     for key, value in (("mean", mean), ("std", std)):
         if value is not None and not isinstance(value, Sequence):
             raise ConfigError(f"{key} needs one value per channel, for example [0.5, 0.5, 0.5], got {value!r}")
+    given = typed(load_source, {"classes": classes, "mean": mean, "std": std})
+    classes, mean, std = given["classes"], given["mean"], given["std"]
     if classes is not None and classes < 2:
         raise ConfigError(f"classes must be at least 2, got {classes}")
     external = name.startswith(EXTERNAL_PREFIXES)
