@@ -10,7 +10,7 @@ from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from slomofast.cli.__main__ import app, main
-from slomofast.cli._options import known_device, known_precisions, picture_file
+from slomofast.cli._options import known_device, known_precisions, picture_file, writable_file
 from slomofast.core.errors import ConfigError, SlomofastError
 
 ANY_NUMBER = {"seed"}
@@ -59,6 +59,26 @@ def test_every_device_is_looked_for() -> None:
 def test_every_picture_has_an_ending() -> None:
     found = [(command, option.callback) for command, name, _, option in options() if name == "plot"]
     assert found and all(check is picture_file for _, check in found)
+
+
+def test_every_file_to_write_is_tried_before_the_work() -> None:
+    found = {c: o.callback for c, name, _, o in options() if name == "out" and not str(o.help).startswith("Folder")}
+    assert len(found) == 8 and all(check is writable_file for check in found.values())
+
+
+def test_what_a_file_out_of_reach_is_called(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    assert writable_file(tmp_path / "new" / "rows.csv") == tmp_path / "new" / "rows.csv"
+    assert not (tmp_path / "new").exists() and writable_file(None) is None
+    with pytest.raises(ConfigError, match="is a folder; name a file in it"):
+        writable_file(tmp_path)
+    with pytest.raises(ConfigError, match=r"rows\.csv cannot be written: .*file is a file; check the path"):
+        writable_file(tmp_path / "file" / "rows.csv")
+    with pytest.raises(ConfigError, match="file is a file"):
+        picture_file(tmp_path / "file" / "rows.png")
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
+    with pytest.raises(ConfigError, match="is not yours to write to"):
+        writable_file(tmp_path / "rows.csv")
 
 
 def test_what_the_checks_say(tmp_path) -> None:

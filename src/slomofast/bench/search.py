@@ -9,7 +9,6 @@ the same run, since members do not influence learning.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,19 +139,9 @@ def search(
 
 
 def check_table(path: Path) -> bool:
-    """Whether the folder of a CSV file had to be made; an error where the file could not be written later."""
-    folder = path.parent
-    missing = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--out {path}: the folder {folder} cannot be made ({error.strerror}); name another file"
-        ) from error
-    if path.is_dir():
-        raise ConfigError(f"--out {path} is a folder; name a file in it, such as {path / 'search.csv'}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"--out {path} cannot be written; name another file, or change the rights to this one")
+    """Whether the folder of a CSV file had to be made; an error where the file holds another table."""
+    missing = not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
     if (held := columns_of(path)) and held[: len(COLUMNS)] != COLUMNS:
         raise DataError(f"--out {path} holds other columns ({', '.join(held[:4])}, ...); name another file")
     return missing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slomofast.cli._options import known_device, picture_file
+from slomofast.cli._options import known_device, picture_file, writable_file
 
 if TYPE_CHECKING:
     from slomofast.bench.growth import Drift, GrowthRow
@@ -59,7 +59,9 @@ def growth(
     ] = None,
     setting: Annotated[str, typer.Option(help="Their order, with --data.")] = "lifelong",
     images_per_domain: Annotated[int | None, typer.Option(help="Images of one visit, with --data.", min=1)] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file; each row is appended once it is measured.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file; each row is appended once it is measured.", callback=writable_file)
+    ] = None,
     plot: Plot = None,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Measure nothing: draw the rows of --out measured before.")
@@ -154,7 +156,9 @@ def trace(
     warm_up: Annotated[int, typer.Option(help="Steps before them.", min=1)] = 10,
     shown: Annotated[int, typer.Option(help="Steps in the picture, the last ones.", min=1)] = 2,
     plot: Plot = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file the shares by kind are appended to.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file the shares by kind are appended to.", callback=writable_file)
+    ] = None,
     chrome: Annotated[
         Path | None, typer.Option("--json", help="Chrome trace to write, for chrome://tracing or Perfetto.")
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,11 +58,25 @@ def known_device(name: str | None) -> str | None:
     return None if name is None else str(pick_device(name))
 
 
+def writable_file(path: Path | None) -> Path | None:
+    """What options that name a file to write call: one that could not be written is refused before the work."""
+    if path is None:
+        return None
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file in it")
+    place = path if path.exists() else next(above for above in path.absolute().parents if above.exists())
+    if not path.exists() and not place.is_dir():
+        raise ConfigError(f"{path} cannot be written: {place} is a file; check the path")
+    if not os.access(place, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: {place} is not yours to write to; name another file")
+    return path
+
+
 def picture_file(path: Path | None) -> Path | None:
     """What options that name a picture call: a file name whose ending says which kind."""
     if path is not None and path.suffix.lower() not in PICTURES:
         raise ConfigError(f"{path} does not end like a picture; try {as_png(path)}")
-    return path
+    return writable_file(path)
 
 
 def as_png(path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slomofast.cli._bench_cost import growth, trace
-from slomofast.cli._options import known_device
+from slomofast.cli._options import known_device, writable_file
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def corruptions(
     severity: Annotated[float, typer.Option(help="Strength in [0, 5].", min=0, max=5)] = 5,
     extra: Annotated[bool, typer.Option("--extra", help="Include the four validation corruptions.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also time the package imagecorruptions.")] = False,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.", callback=writable_file)] = None,
 ) -> None:
     """Time every corruption."""
     from rich.table import Table
@@ -82,7 +82,7 @@ def steps(
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
     repeats: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 20,
     device: Annotated[str, typer.Option(help="cpu or cuda.", callback=known_device)] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="CSV file the rows are appended to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file the rows are appended to.", callback=writable_file)] = None,
 ) -> None:
     """Time one step of each method, in milliseconds and in plain forward passes of the same run and precision."""
     import torch
@@ -146,7 +146,7 @@ def fidelity(
     images: Annotated[int | None, typer.Option(help="Use the first images only.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.", min=1)] = 200,
     bn: Annotated[bool, typer.Option("--bn", help="Also measure with batch statistics.")] = False,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.", callback=writable_file)] = None,
 ) -> None:
     """Errors of a source network on our corruptions, beside those on the published ones."""
     from rich.table import Table

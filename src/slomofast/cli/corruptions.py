@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slomofast.cli._options import as_png, writable_file
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -42,7 +44,7 @@ def corruptions(context: typer.Context) -> None:
 
 def show(
     image: Annotated[str, typer.Argument(help="An image file, or a data set such as glyphs or pack:FILE.")],
-    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("sheet.png"),
+    out: Annotated[Path, typer.Option(help="PNG file to write.", callback=writable_file)] = Path("sheet.png"),
     index: Annotated[int, typer.Option(help="Which image of a data set.", min=0)] = 0,
     size: Annotated[int, typer.Option(help="Side in pixels to which an image file is cut.", min=1)] = 224,
     seed: Annotated[int, typer.Option(help="Seed of the random corruptions.")] = 0,
@@ -53,7 +55,6 @@ def show(
     from PIL import Image, ImageDraw
     from rich.markup import escape
 
-    from slomofast.cli._options import as_png
     from slomofast.cli._shared import console
     from slomofast.core.errors import ConfigError
     from slomofast.corruptions import corrupt, list_corruptions

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slomofast.cli._options import known_device
+from slomofast.cli._options import known_device, writable_file
 from slomofast.cli._shared import console
 
 
@@ -54,7 +54,9 @@ def search_command(
             help="Training images, for methods that need them: pack:FILE or folder:PATH. Of glyphs, training letters."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file that the results are appended to.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file that the results are appended to.", callback=writable_file)
+    ] = None,
 ) -> None:
     """Choose hyper-parameters on the four extra corruptions (never on the fifteen test ones).
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slomofast.cli._options import known_device
+from slomofast.cli._options import known_device, writable_file
 
 if TYPE_CHECKING:
     from slomofast.data import CorruptedImages
@@ -34,7 +34,9 @@ def train(
     ] = 0.0,
     cutout: Annotated[int, typer.Option(help="Side of a grey square painted into every image; 0 for none.", min=0)] = 0,
     augment: Annotated[str, typer.Option(help="none, crop, or flip (crop and mirror); letters must not flip.")] = "",
-    out: Annotated[Path, typer.Option(help="Where the weights go.")] = Path("weights.safetensors"),
+    out: Annotated[Path, typer.Option(help="Where the weights go.", callback=writable_file)] = Path(
+        "weights.safetensors"
+    ),
     half: Annotated[bool, typer.Option("--half", help="Store fp16 weights, half the size.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one.", callback=known_device)] = None,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
