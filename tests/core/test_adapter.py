@@ -1,17 +1,22 @@
 """What the base class promises beyond the contract checks."""
 
 import shutil
+import sys
+import warnings
 from collections import OrderedDict
 from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import slomofast as sf
+from slomofast.core.adapter import Runtime
 from slomofast.core.norms import TestTimeNorm, norm_kinds, norm_parameters, set_statistics
 from slomofast.core.optim import FlatOptimizer
 from slomofast.core.params import copy_network, ema_update, flatten, pull_towards, restore, trainable
+from slomofast.core.registry import describe
 from slomofast.core.rng import Rng
 from slomofast.testing import CHECKS, batches, check_method, make, tiny_net
 
@@ -448,3 +453,35 @@ def test_a_bad_batch_under_the_deferred_check_takes_no_gradient_step(method: str
     adapter(torch.full_like(first, float("nan")))
     after = [b for m in optimizers for b in (m.count, m.first, m.second)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("method", sf.list_methods())
+def test_a_method_that_clips_views_says_so_of_images_elsewhere(method: str) -> None:
+    adapter = describe(method).adapter
+    modules = [vars(sys.modules[base.__module__]) for base in adapter.__mro__]
+    assert adapter.clips_views == any({"augment", "augmix"} & module.keys() for module in modules)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))
+    made = describe(method).adapter(net, adapter.Config.build({}), Runtime())
+    x = torch.rand(4, 3, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made._warn_of_clipping(x * 1.02)
+        made.clips_views or made._warn_of_clipping(x * 4 - 2)
+    if adapter.clips_views:
+        with pytest.warns(UserWarning, match=rf"{method} draws views of images in \[0, 1\], and these lie in \[-"):
+            made._warn_of_clipping(x * 4 - 2)
+        with pytest.warns(UserWarning, match="will be clipped"):
+            made._warn_of_clipping(x * 255)
+
+
+def test_normalised_images_are_named_at_the_first_batch() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    adapter = sf.adapt(net, "cotta")
+    x = torch.randn(4, 3, 16, 16)
+    with pytest.warns(UserWarning, match="cotta draws views of images"):
+        adapter(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapter(x)

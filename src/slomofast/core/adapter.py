@@ -83,6 +83,9 @@ def added(logits: dict[str, Tensor]) -> Tensor:
     return torch.stack([member.float() for member in logits.values()]).sum(0)
 
 
+CLIPPED = 0.05  # how far outside of [0, 1] images may lie: what resizing overshoots
+
+
 class Adapter(nn.Module):
     """A classifier that learns from the unlabeled batches it predicts.
 
@@ -93,6 +96,7 @@ class Adapter(nn.Module):
     student: nn.Module
     Config: ClassVar[type[AdapterConfig]] = AdapterConfig
     method: ClassVar[str] = ""
+    clips_views: ClassVar[bool] = False  # whether it draws views of images, which are clipped to [0, 1]
 
     def __init__(self, model: nn.Module, config: AdapterConfig, runtime: Runtime) -> None:
         super().__init__()
@@ -391,6 +395,7 @@ class Adapter(nn.Module):
             if self.runtime.channels_last:
                 network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.sample_shape = tuple(probe.shape[1:])
+            self._warn_of_clipping(probe)
             self.classes = _class_count(network, sample)
             self.build(cast(Classifier, network))
         if self.runtime.compile:
@@ -401,6 +406,17 @@ class Adapter(nn.Module):
         self._record_passes()
         self.start_here()
         self.starts_as_built = True
+
+    def _warn_of_clipping(self, x: Tensor) -> None:
+        """Say once that views of normalised images would be of other images."""
+        low, high = (float(end) for end in x.aminmax()) if self.clips_views and x.numel() else (0.0, 1.0)
+        if low < -CLIPPED or high > 1 + CLIPPED:
+            warnings.warn(
+                f"{self.method} draws views of images in [0, 1], and these lie in [{low:.2f}, {high:.2f}]: the views "
+                "will be clipped. Give images in [0, 1] and let the network normalise them: "
+                "slomofast.models.Normalised(model, mean, std)",
+                stacklevel=2,
+            )
 
     def _record_passes(self) -> None:
         """Let CUDA graphs do the networks' passes; anew when the networks have moved."""

@@ -53,6 +53,7 @@ class AveragedTeacherConfig(OptimConfig):
 class AveragedTeacher(Adapter):
     """Student, teacher and anchor; the teacher's logits are averaged over views where the anchor is unsure."""
 
+    clips_views = True
     config: AveragedTeacherConfig
 
     def build(self, model: Classifier) -> None:

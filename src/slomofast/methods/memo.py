@@ -76,6 +76,7 @@ class OneByOne(nn.Module):
 class Memo(Adapter):
     """For each image, agree on its augmented views with one step on all parameters, predict, forget."""
 
+    clips_views = True
     Config: ClassVar[type[MemoConfig]] = MemoConfig
     config: MemoConfig
     source: Tensor

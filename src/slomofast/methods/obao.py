@@ -69,6 +69,7 @@ class ObaoConfig(OptimConfig):
 class Obao(Adapter):
     """A mean teacher with replay of sure test images and class relations kept as in the source."""
 
+    clips_views = True
     Config = ObaoConfig
     config: ObaoConfig
     student: Classifier

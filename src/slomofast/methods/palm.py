@@ -65,6 +65,7 @@ class PalmConfig(OptimConfig):
 class Palm(Adapter):
     """Choose parameter tensors by the gradient of the prediction's uncertainty, and a step size for each."""
 
+    clips_views = True
     Config: ClassVar[type[PalmConfig]] = PalmConfig
     config: PalmConfig
     sensitivity: Tensor

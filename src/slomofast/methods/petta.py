@@ -72,6 +72,7 @@ class PettaConfig(OptimConfig):
 class Petta(Adapter):
     """A mean teacher on a class-balanced bank that holds on to the source the further its features drift."""
 
+    clips_views = True
     Config = PettaConfig
     config: PettaConfig
 

@@ -62,6 +62,7 @@ class RmtConfig(OptimConfig):
 class Rmt(Adapter):
     """A mean teacher with symmetric cross-entropy and features tied to source prototypes."""
 
+    clips_views = True
     Config = RmtConfig
     config: RmtConfig
     student: Classifier

@@ -61,6 +61,7 @@ class RoidConfig(OptimConfig):
 class Roid(Adapter):
     """Learn from certain, diverse samples while the weights are pulled back to the source."""
 
+    clips_views = True
     Config: ClassVar[type[RoidConfig]] = RoidConfig
     config: RoidConfig
     average: Tensor

@@ -50,6 +50,7 @@ class RottaConfig(OptimConfig):
 class Rotta(Adapter):
     """Learn from a class-balanced bank of recent, certain images, with slowly moving statistics."""
 
+    clips_views = True
     Config = RottaConfig
     config: RottaConfig
     waiting: Tensor

@@ -53,6 +53,7 @@ class SantaConfig(OptimConfig):
 class Santa(Adapter):
     """Agree with the source network under test statistics, and align features with its class prototypes."""
 
+    clips_views = True
     Config = SantaConfig
     config: SantaConfig
     student: Classifier

@@ -188,6 +188,7 @@ class SloMoFastConfig(OptimConfig):
 class SloMoFastAdapter(Adapter):
     """What both variants share: three networks, the queues, one step."""
 
+    clips_views = True
     Config = SloMoFastConfig
     config: SloMoFastConfig
     part: ClassVar[Literal["norm", "all"]] = "norm"

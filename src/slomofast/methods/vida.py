@@ -91,6 +91,7 @@ class VidaConfig(OptimConfig):
 class Vida(Adapter):
     """A mean teacher with a narrow and a wide bottleneck beside its layers, mixed in by the teacher's uncertainty."""
 
+    clips_views = True
     Config = VidaConfig
     config: VidaConfig
     shares: Tensor
