@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import made_up
@@ -10,8 +11,10 @@ from typer.testing import CliRunner
 
 from slomofast.cli.__main__ import app
 from slomofast.core.errors import ConfigError, DataError
+from slomofast.report.aggregate import group_runs
 from slomofast.report.comparison import compare
 from slomofast.report.records import read_store
+from slomofast.report.significance import difference
 
 
 def call(*words: object) -> str:
@@ -58,6 +61,22 @@ def test_two_records_by_path_or_beginning_of_their_id(small_store: Path) -> None
     assert by_id == by_path and by_id.head == "Domain" and len(by_id.lines) == 16
     assert by_id.lines[-1].difference is not None and by_id.lines[-1].difference.pairs == 15
     assert by_id.remarks == ("they differ in seed: 0 and 1",)
+
+
+def test_damaged_records_are_named(small_store: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_store, tmp_path / "runs")
+    (tmp_path / "runs" / "ffffffffffffffff.json").write_text("{")
+    shown = call("compare", "roid", "tent", "--runs", tmp_path / "runs")
+    assert "ffffffffffffffff.json was left out: is not JSON" in " ".join(shown.split())
+    assert "left out" not in call("compare", "roid", "tent", "--runs", small_store)
+
+
+def test_intervals_are_those_of_the_report(small_store: Path) -> None:
+    reading = read_store(small_store)
+    group = next(g for g in group_runs(reading.runs) if g.title == "Cyclic · CIFAR10-C · WRN-28-10")
+    cells = {method.name: cell.runs for method, cell in group.cells.items() if method.plain}
+    line = next(x for x in compare("roid", "tent", reading).lines if x.label == group.title)
+    assert line.difference == difference(cells["roid"], cells["tent"])
 
 
 def test_what_cannot_be_compared_is_said(small_store: Path, tmp_path: Path) -> None:

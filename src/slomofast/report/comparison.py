@@ -15,8 +15,6 @@ from slomofast.report.names import domain_title
 from slomofast.report.records import Reading, Run, read_run
 from slomofast.report.significance import difference, weighted_difference
 
-DRAWS = 10_000
-
 
 @dataclass(frozen=True)
 class Line:
@@ -43,20 +41,26 @@ class Comparison:
 def compare(first: str, second: str, reading: Reading | None = None) -> Comparison:
     """Compare two methods over a store, or two single records given by path or id.
 
-    A method may carry options: `tent` means its defaults, `tent lr=0.01` the runs with that change. Raises
-    `ConfigError` for a name the store does not know, with the nearest one.
+    A method may carry options: `tent` means its defaults, `tent lr=0.01` the runs with that change. Records that
+    could not be used are named among the remarks. Raises `ConfigError` for a name the store does not know, with the
+    nearest one.
     """
     runs = reading.runs if reading else []
     one, two = _record(first, runs), _record(second, runs)
+    unusable = tuple(f"{name} was left out: {why}" for name, why in (reading.problems if reading else []))
     if one is not None and two is not None:
-        return _of_runs(one, two)
+        return _also(_of_runs(one, two), unusable)
     if one is not None or two is not None:
         single, other = (first, second) if one is not None else (second, first)
         raise ConfigError(f"{single!r} is a record but {other!r} is not; compare two records or two methods")
     if not runs:
         raise DataError("there are no finished records to compare; name a folder with --runs, or two record files")
     groups = group_runs(runs)
-    return _of_methods(_method(first, groups), _method(second, groups), groups)
+    return _also(_of_methods(_method(first, groups), _method(second, groups), groups), unusable)
+
+
+def _also(found: Comparison, remarks: tuple[str, ...]) -> Comparison:
+    return replace(found, remarks=(*found.remarks, *remarks))
 
 
 def _record(text: str, runs: Iterable[Run]) -> Run | None:
@@ -104,7 +108,7 @@ def _of_methods(first: Method, second: Method, groups: Sequence[Group]) -> Compa
         a, b = group.cells.get(first), group.cells.get(second)
         if a is None and b is None:
             continue
-        found = difference(a.runs, b.runs, DRAWS) if a and b else None
+        found = difference(a.runs, b.runs) if a and b else None
         seeds = (len(a.runs) if a else 0, len(b.runs) if b else 0)
         lines.append(Line(group.title, a.mean if a else None, b.mean if b else None, found, seeds))
         if a and b:
@@ -121,7 +125,7 @@ def _of_methods(first: Method, second: Method, groups: Sequence[Group]) -> Compa
 def _overall(shared: Sequence[tuple[Cell, Cell]]) -> Line:
     """Mean over the experiments both went through; the pairs are the experiments."""
     left, right = [a.mean for a, _ in shared], [b.mean for _, b in shared]
-    found = weighted_difference([a - b for a, b in zip(left, right, strict=True)], draws=DRAWS)
+    found = weighted_difference([a - b for a, b in zip(left, right, strict=True)])
     return Line(f"Mean of the {len(shared)} experiments both ran", float(np.mean(left)), float(np.mean(right)), found)
 
 
@@ -129,7 +133,7 @@ def _of_runs(first: Run, second: Run) -> Comparison:
     """Two records domain by domain; the interval pairs their domains."""
     domains = [d for d in first.domains if d in second.domains]
     lines = [Line(domain_title(d), first.domains[d], second.domains[d], None) for d in domains]
-    pair = difference([_seedless(first)], [_seedless(second)], DRAWS)
+    pair = difference([_seedless(first)], [_seedless(second)])
     lines.append(Line("mean", first.error, second.error, pair, (1, 1)))
     remarks = [
         f"they differ in {name}: {a} and {b}"
