@@ -62,11 +62,12 @@ from slomofast.losses import (
     symmetric_cross_entropy,
 )
 from slomofast.memory import PrototypeQueues, nearest
-from slomofast.voting import Mirror, Vote, mirror_holds, mirrored
+from slomofast.voting import Mirror, Twice, Vote, mirror_holds, mirrored
 
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
+SOURCE_STEPS = 20  # what the source counts for in the mean of T1's past
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 PAPER = {
     "consistency": ("fast", "slow"),
@@ -84,6 +85,7 @@ PAPER = {
     "augment_per": "batch",
     "fast_momentum": 0.99,
     "fast_anchor": 0.0,
+    "past_momentum": 0.0,
     "full_batch": 0,
     "slow_every": 1,
     "restore": 0.01,
@@ -133,6 +135,13 @@ class SloMoFastConfig(OptimConfig):
     )
     fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
     fast_anchor: float = option(0.0, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
+    past_momentum: float = option(
+        0.0,
+        "the mean of T1's past gives the second of T1's two looks: share of the old mean per step, at first that of a "
+        "plain mean; 0: T1 looks twice",
+        low=0.0,
+        high=1.0,
+    )
     full_batch: int = option(
         0,
         "images of a full batch; of smaller ones S learns less, by the root, and S and T1 return less, in proportion; "
@@ -196,6 +205,7 @@ class SloMoFastAdapter(Adapter):
     slow_source: Tensor
     student_source: Tensor
     anchor: Classifier | None
+    past: Classifier | None
     conditions: Conditions | None
     average: Tensor
     agreement: Tensor
@@ -206,6 +216,7 @@ class SloMoFastAdapter(Adapter):
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
         self.anchor = copy_network(model) if config.fast_anchor or config.student_pull else None
+        self.past = copy_network(model) if config.past_momentum else None
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
@@ -214,8 +225,9 @@ class SloMoFastAdapter(Adapter):
             self.conditions = Conditions(
                 config.conditions, apart=config.conditions_apart, shared=config.conditions_shared
             ).to(self.device)
-            for network in self._networks().values():
-                share_neighbours(network, self.neighbours)
+            for network in (*self._networks().values(), self.past):
+                if network is not None:
+                    share_neighbours(network, self.neighbours)
         self.optimize("student", self.student, **self.student_steps())
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
@@ -226,7 +238,7 @@ class SloMoFastAdapter(Adapter):
         relative = config.against == "usual" or (config.against == "auto" and "batch" not in norm_kinds(model))
         self.vote = Vote(
             self.classes,
-            looks={"fast": 2} if self.mirrors else {},
+            looks={"fast": 2} if self.mirrors or config.past_momentum else {},
             calibrate=config.calibrate,
             relative=relative,
             smoothing=config.smoothing,
@@ -245,8 +257,10 @@ class SloMoFastAdapter(Adapter):
     def predictor(self) -> nn.Module:
         networks = self._networks()
         if self.mirrors:
-            networks["fast"] = Mirror(self.fast, self.agreement, both=True)
-            networks["slow"] = Mirror(self.slow, self.agreement, both=False)
+            networks["fast"] = Twice(self.fast, self.past or self.fast, self.agreement)
+            networks["slow"] = Mirror(self.slow, self.agreement)
+        elif self.past is not None:
+            networks["fast"] = Twice(self.fast, self.past)
         return self._unmixed(Ensemble({name: networks[name] for name in self.config.members}, self.vote))
 
     def _networks(self) -> dict[str, nn.Module]:
@@ -288,6 +302,8 @@ class SloMoFastAdapter(Adapter):
             ema_update(self.student, self.fast, 1.0 - config.student_follow * filled)
         if self.anchor is not None and config.fast_anchor:
             ema_update(self.fast, self.anchor, 1.0 - config.fast_anchor * filled)
+        if self.past is not None:
+            ema_update(self.past, self.fast, 1.0 - filled * (1.0 - self.past_share))
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -317,6 +333,12 @@ class SloMoFastAdapter(Adapter):
         """Share of the old fast teacher in this step."""
         share, power, past = self.config.fast_momentum, self.config.fast_warmup, self.steps + 1 + self.config.fast_prior
         return min(share, past / (past + power)) if power else share
+
+    @property
+    def past_share(self) -> float:
+        """Share of the old mean of T1's past in this step, in which the source counts for some steps."""
+        seen = self.steps + SOURCE_STEPS
+        return min(self.config.past_momentum, seen / (seen + 1))
 
     @property
     def mirrors(self) -> bool:
@@ -366,8 +388,11 @@ class SloMoFastAdapter(Adapter):
         config = self.config
         z, logits = self.fast.both(x)
         logits = logits.float()
+        second = self.past or self.fast
         if self.mirrors:
-            logits = self._with_mirror_image(logits, self.fast(x.flip(-1)).float())
+            logits = self._with_mirror_image(logits, second(x.flip(-1)).float())
+        elif self.past is not None:
+            logits = (logits + second(x).float()) / 2
         uncertainty = entropy(logits)
         sure = uncertainty <= self.sure_below
         # every n-th image, another first one each time
