@@ -96,6 +96,8 @@ def adapt(
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected an nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("a scripted or traced model cannot be taken apart; give the nn.Module it was made from")
     info = describe(method)
     runtime = Runtime(seed, precision, channels_last, compile, check_input, head, graphs)
     adapter = info.adapter(model, info.adapter.Config.build(options, preset), runtime)

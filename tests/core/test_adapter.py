@@ -6,6 +6,7 @@ import warnings
 from collections import OrderedDict
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -485,3 +486,27 @@ def test_normalised_images_are_named_at_the_first_batch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         adapter(x)
+
+
+@pytest.mark.parametrize("made", [torch.jit.script, lambda net: torch.jit.trace(net, batches(1)[0])])
+def test_scripted_models_are_refused(made: Any) -> None:
+    with pytest.raises(sf.ModelError, match=r"give the nn\.Module it was made from"):
+        sf.adapt(made(tiny_net().eval()), "tent")
+
+
+def test_one_logit_is_refused_and_two_made_of_it_say_the_same() -> None:
+    one = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+    with pytest.raises(sf.ModelError, match=r"one logit.*torch\.cat\(\[-z, z\], 1\) / 2"):
+        sf.adapt(one, "tent")(torch.rand(4, 3, 2, 2))
+    z = torch.randn(5, 1)
+    two = torch.cat([-z, z], 1) / 2
+    torch.testing.assert_close(two.softmax(1)[:, 1:], z.sigmoid())
+
+
+def test_another_default_dtype_is_named() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(sf.ConfigError, match=r"default dtype is torch\.float64"):
+            sf.adapt(tiny_net().float(), "tent")(torch.rand(4, 3, 16, 16))
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -386,6 +386,11 @@ class Adapter(nn.Module):
     def _build_once(self, probe: Tensor) -> None:
         if not self._waiting:
             return
+        if torch.get_default_dtype() != torch.float32:
+            raise ConfigError(
+                f"torch's default dtype is {torch.get_default_dtype()}, and adapters keep their numbers in fp32; call "
+                "torch.set_default_dtype(torch.float32) before the first batch"
+            )
         # a large first batch is no reason for a large probe; two samples keep BatchNorm1d in train mode content
         sample = probe[:2]
         with torch.enable_grad():
@@ -437,6 +442,11 @@ class Adapter(nn.Module):
             raise ModelError(f"the model cannot process a batch of shape {tuple(sample.shape)}: {error}") from error
         if logits.dim() != 2 or logits.shape[0] != sample.shape[0]:
             raise ModelError(f"the model must return logits of shape (batch, classes), got {tuple(logits.shape)}")
+        if logits.shape[1] < 2:
+            raise ModelError(
+                "the model returns one logit, and one class needs no prediction; for yes or no give it two, "
+                "such as torch.cat([-z, z], 1) / 2"
+            )
         try:
             if self.head_name is None and not isinstance(source, Classifier | nn.Linear):
                 self.head_name = last_linear(source, sample)
