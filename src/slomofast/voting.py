@@ -25,38 +25,18 @@ def mirrored(x: Tensor, agreement: Tensor) -> Tensor:
 
 
 class Mirror(nn.Module):
-    """A network that looks at the mirror image, where it means the same."""
+    """A network that looks at the mirror image, or answers with the mean of both looks."""
 
     agreement: Tensor
 
-    def __init__(self, network: nn.Module, agreement: Tensor) -> None:
+    def __init__(self, network: nn.Module, agreement: Tensor, both: bool) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.both = network, both
         self.register_buffer("agreement", agreement)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.network(mirrored(x, self.agreement)))
-
-
-class Twice(nn.Module):
-    """The mean of two looks: one network's at the image and one's, the same or another, at the mirror image.
-
-    Where a mirror image means another thing the first look counts alone; without `agreement` both are at the image.
-    """
-
-    agreement: Tensor | None
-
-    def __init__(self, first: nn.Module, second: nn.Module, agreement: Tensor | None = None) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-        self.register_buffer("agreement", agreement)
-
-    def forward(self, x: Tensor) -> Tensor:
-        plain = cast(Tensor, self.first(x))
-        if self.agreement is None:
-            return cast(Tensor, (plain + self.second(x)) / 2)
-        both = (plain + self.second(mirrored(x, self.agreement))) / 2
-        return torch.where(mirror_holds(self.agreement), both, plain)
+        other = cast(Tensor, self.network(mirrored(x, self.agreement)))
+        return (other + self.network(x)) / 2 if self.both else other
 
 
 class Vote(nn.Module):

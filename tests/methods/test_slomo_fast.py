@@ -234,8 +234,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"slow_every": 2},
         {"fast_warmup": 1.0},
         {"fast_anchor": 0.1},
-        {"past_momentum": 0.9},
-        {"past_momentum": 0.9, "mirror": True},
+        {"past_share": 0.5},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},
@@ -360,14 +359,13 @@ def test_mirror_images_that_mean_another_thing_are_not_looked_at() -> None:
     assert float(still.agreement) > 0.9
 
 
-@pytest.mark.parametrize("past", [0.0, 0.9])
-@pytest.mark.parametrize(("mirror", "limit"), [(False, -1.0), (True, -1.0), (True, 2.0)])
+@pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("members", [("student", "fast", "slow"), ("fast", "slow"), ("slow",)])
 def test_prediction_without_learning_is_the_step_s(
-    mirror: bool, limit: float, members: tuple[str, ...], past: float, monkeypatch: pytest.MonkeyPatch
+    mirror: bool, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(voting, "MIRROR_HOLDS", limit)
-    adapter = sf.adapt(tiny_net(), "slomo_fast", mirror=mirror, members=members, past_momentum=past)
+    monkeypatch.setattr(voting, "MIRROR_HOLDS", -1.0)
+    adapter = sf.adapt(tiny_net(), "slomo_fast", mirror=mirror, members=members)
     for x in batches(3):
         ahead = adapter.predict(x)
         exported = adapter.export()(x)
@@ -419,36 +417,23 @@ def test_the_source_may_count_for_many_steps_of_that_mean() -> None:
 
 
 @pytest.mark.parametrize("full_batch", [0, 96])
-def test_the_mean_of_the_fast_teacher_s_past(full_batch: int) -> None:
+@pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])
+def test_the_fast_teacher_remembers_its_past(method: str, full_batch: int) -> None:
     x = batches(1)[0]
     filled = min(1.0, len(x) / full_batch) if full_batch else 1.0
-    options = {"past_momentum": 0.956, "fast_momentum": 0.5, "full_batch": full_batch}
-    adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options).prepare(x)
-    expected = source = flatten(list(adapter.past.parameters())).clone()
+    options = {"fast_momentum": 0.5, "fast_anchor": 0.1, "past_share": 0.3, "past_momentum": 0.956}
+    adapter = sf.adapt(tiny_net(), method, **options, full_batch=full_batch).prepare(x)
+    source = recent = past = flatten(list(adapter.fast.parameters())).clone()
     for n, x in enumerate(batches(4)):
         adapter(x)
-        now = flatten(list(adapter.fast.parameters()))
-        share = min(0.956, (20 + n) / (21 + n))  # the source counts for twenty steps of a plain mean, then it moves on
-        expected = expected.lerp(now, filled * (1 - share))
-        assert not torch.allclose(expected, source)
-        torch.testing.assert_close(flatten(list(adapter.past.parameters())), expected)
+        recent = recent.lerp(flatten(list(adapter.student.parameters())), 0.5).lerp(source, 0.1 * filled)
+        kept = min(0.956, (20 + n) / (21 + n))  # the source counts for twenty steps of a plain mean, then it moves on
+        past = past.lerp(recent, filled * (1 - kept))
+        assert not torch.allclose(past, source)
+        torch.testing.assert_close(flatten(list(adapter.fast.parameters())), 0.7 * recent + 0.3 * past)
     adapter.reset()
-    torch.testing.assert_close(flatten(list(adapter.past.parameters())), source)
-
-
-@pytest.mark.parametrize("mirror", [False, True])
-def test_the_past_takes_the_second_look(mirror: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voting, "MIRROR_HOLDS", -1.0)
-    options = {"past_momentum": 0.9, "mirror": mirror, "members": ("fast",), "calibrate": False, "conditions": 0}
-    adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options)
-    for x in batches(3):
-        if adapter.steps:
-            first, second = adapter.fast(x), adapter.past(x.flip(-1) if mirror else x)
-            assert not torch.allclose(adapter.fast(x.flip(-1) if mirror else x), second, atol=1e-4)
-        found = adapter(x)
-        if adapter.steps > 1:
-            torch.testing.assert_close(adapter.member_logits["fast"], (first + second) / 2, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(found, (first + second) / 2, rtol=1e-4, atol=1e-5)
+    for network in (adapter.fast, adapter.recent, adapter.past):
+        torch.testing.assert_close(flatten(list(network.parameters())), source)
 
 
 @pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])

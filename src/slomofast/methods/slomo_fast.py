@@ -62,7 +62,7 @@ from slomofast.losses import (
     symmetric_cross_entropy,
 )
 from slomofast.memory import PrototypeQueues, nearest
-from slomofast.voting import Mirror, Twice, Vote, mirror_holds, mirrored
+from slomofast.voting import Mirror, Vote, mirror_holds, mirrored
 
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
@@ -85,7 +85,7 @@ PAPER = {
     "augment_per": "batch",
     "fast_momentum": 0.99,
     "fast_anchor": 0.0,
-    "past_momentum": 0.0,
+    "past_share": 0.0,
     "full_batch": 0,
     "slow_every": 1,
     "restore": 0.01,
@@ -135,12 +135,14 @@ class SloMoFastConfig(OptimConfig):
     )
     fast_prior: int = option(0, "more steps that the source counts for in that mean", low=0)
     fast_anchor: float = option(0.0, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
-    past_momentum: float = option(
+    past_share: float = option(
         0.0,
-        "the mean of T1's past gives the second of T1's two looks: share of the old mean per step, at first that of a "
-        "plain mean; 0: T1 looks twice",
+        "share of the mean of its own past in T1: what one long visit takes away is still there; 0: none",
         low=0.0,
         high=1.0,
+    )
+    past_momentum: float = option(
+        0.998, "share of the old mean per step, at first that of a plain mean", low=0.0, high=1.0
     )
     full_batch: int = option(
         0,
@@ -205,6 +207,7 @@ class SloMoFastAdapter(Adapter):
     slow_source: Tensor
     student_source: Tensor
     anchor: Classifier | None
+    recent: Classifier | None
     past: Classifier | None
     conditions: Conditions | None
     average: Tensor
@@ -216,7 +219,8 @@ class SloMoFastAdapter(Adapter):
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
         self.anchor = copy_network(model) if config.fast_anchor or config.student_pull else None
-        self.past = copy_network(model) if config.past_momentum else None
+        remembers = config.past_share > 0  # T1 is then a mean of what it recently was and of its past
+        self.recent, self.past = (copy_network(model) if remembers else None for _ in range(2))
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
         self.queues = PrototypeQueues(self.classes, config.queue_size, dim, self.device, weight.dtype)
@@ -225,9 +229,8 @@ class SloMoFastAdapter(Adapter):
             self.conditions = Conditions(
                 config.conditions, apart=config.conditions_apart, shared=config.conditions_shared
             ).to(self.device)
-            for network in (*self._networks().values(), self.past):
-                if network is not None:
-                    share_neighbours(network, self.neighbours)
+            for network in self._networks().values():
+                share_neighbours(network, self.neighbours)
         self.optimize("student", self.student, **self.student_steps())
         self.optimize("slow", self.slow, lr=config.slow_lr)
         self.optimize("projector", self.projector, lr=config.projector_lr)
@@ -238,7 +241,7 @@ class SloMoFastAdapter(Adapter):
         relative = config.against == "usual" or (config.against == "auto" and "batch" not in norm_kinds(model))
         self.vote = Vote(
             self.classes,
-            looks={"fast": 2} if self.mirrors or config.past_momentum else {},
+            looks={"fast": 2} if self.mirrors else {},
             calibrate=config.calibrate,
             relative=relative,
             smoothing=config.smoothing,
@@ -257,10 +260,8 @@ class SloMoFastAdapter(Adapter):
     def predictor(self) -> nn.Module:
         networks = self._networks()
         if self.mirrors:
-            networks["fast"] = Twice(self.fast, self.past or self.fast, self.agreement)
-            networks["slow"] = Mirror(self.slow, self.agreement)
-        elif self.past is not None:
-            networks["fast"] = Twice(self.fast, self.past)
+            networks["fast"] = Mirror(self.fast, self.agreement, both=True)
+            networks["slow"] = Mirror(self.slow, self.agreement, both=False)
         return self._unmixed(Ensemble({name: networks[name] for name in self.config.members}, self.vote))
 
     def _networks(self) -> dict[str, nn.Module]:
@@ -297,13 +298,7 @@ class SloMoFastAdapter(Adapter):
             restore(trainable(self.student), self.student_source, config.restore_student, self.rng)
         if self.anchor is not None and config.student_pull:
             ema_update(self.student, self.anchor, 1.0 - config.student_pull * filled)
-        ema_update(self.fast, self.student, self.fast_share)
-        if config.student_follow:
-            ema_update(self.student, self.fast, 1.0 - config.student_follow * filled)
-        if self.anchor is not None and config.fast_anchor:
-            ema_update(self.fast, self.anchor, 1.0 - config.fast_anchor * filled)
-        if self.past is not None:
-            ema_update(self.past, self.fast, 1.0 - filled * (1.0 - self.past_share))
+        self._follow(filled)
 
         if slow_learns:
             second = seen_z.detach() if config.contrast_with == "student" else self._second_view(view)
@@ -311,6 +306,20 @@ class SloMoFastAdapter(Adapter):
             restore(trainable(self.slow), self.slow_source, config.restore, self.rng)
         self._log_members(self.member_logits)
         return output
+
+    def _follow(self, filled: float) -> None:
+        """T1 follows the student, S returns to T1 and T1 to the source, as far as asked for; T1 remembers its past."""
+        config = self.config
+        recent = self.fast if self.recent is None else self.recent
+        ema_update(recent, self.student, self.fast_share)
+        if config.student_follow:
+            ema_update(self.student, recent, 1.0 - config.student_follow * filled)
+        if self.anchor is not None and config.fast_anchor:
+            ema_update(recent, self.anchor, 1.0 - config.fast_anchor * filled)
+        if self.past is not None:
+            ema_update(self.past, recent, 1.0 - filled * (1.0 - self.past_kept))
+            ema_update(self.fast, recent, 0.0)
+            ema_update(self.fast, self.past, 1.0 - config.past_share)
 
     def _tell_apart(self, x: Tensor) -> None:
         """Learn what conditions look like, and tell the norm layers whose statistics each image is normalised with."""
@@ -335,8 +344,8 @@ class SloMoFastAdapter(Adapter):
         return min(share, past / (past + power)) if power else share
 
     @property
-    def past_share(self) -> float:
-        """Share of the old mean of T1's past in this step, in which the source counts for some steps."""
+    def past_kept(self) -> float:
+        """Share of the old mean of T1's past in this step; the source counts for the first steps of it."""
         seen = self.steps + SOURCE_STEPS
         return min(self.config.past_momentum, seen / (seen + 1))
 
@@ -388,11 +397,8 @@ class SloMoFastAdapter(Adapter):
         config = self.config
         z, logits = self.fast.both(x)
         logits = logits.float()
-        second = self.past or self.fast
         if self.mirrors:
-            logits = self._with_mirror_image(logits, second(x.flip(-1)).float())
-        elif self.past is not None:
-            logits = (logits + second(x).float()) / 2
+            logits = self._with_mirror_image(logits, self.fast(x.flip(-1)).float())
         uncertainty = entropy(logits)
         sure = uncertainty <= self.sure_below
         # every n-th image, another first one each time
