@@ -67,7 +67,6 @@ from slomofast.voting import Mirror, Vote, mirror_holds, mirrored
 PARTNERS = ("fast", "slow", "fast_aug", "slow_aug")
 MEMBERS = ("student", "fast", "slow")
 LEAST_CANDIDATES = 32  # fewer images make poor batch statistics
-SOURCE_STEPS = 20  # what the source counts for in the mean of T1's past
 UNMIRRORED = replace(MEAN_TEACHER, flip=False)
 PAPER = {
     "consistency": ("fast", "slow"),
@@ -137,7 +136,8 @@ class SloMoFastConfig(OptimConfig):
     fast_anchor: float = option(0.0, "share of the way T1 returns to the source per step", low=0.0, high=1.0)
     past_share: float = option(
         0.0,
-        "share of the mean of its own past in T1: what one long visit takes away is still there; 0: none",
+        "share of the mean of its own past in T1, reached as the past grows: what a long visit takes away is still "
+        "there; 0: none",
         low=0.0,
         high=1.0,
     )
@@ -317,9 +317,10 @@ class SloMoFastAdapter(Adapter):
         if self.anchor is not None and config.fast_anchor:
             ema_update(recent, self.anchor, 1.0 - config.fast_anchor * filled)
         if self.past is not None:
-            ema_update(self.past, recent, 1.0 - filled * (1.0 - self.past_kept))
+            steps, kept = self.steps + 1, config.past_momentum
+            ema_update(self.past, recent, min(kept, steps / (steps + 1)))
             ema_update(self.fast, recent, 0.0)
-            ema_update(self.fast, self.past, 1.0 - config.past_share)
+            ema_update(self.fast, self.past, 1.0 - config.past_share * (1.0 - kept**steps))
 
     def _tell_apart(self, x: Tensor) -> None:
         """Learn what conditions look like, and tell the norm layers whose statistics each image is normalised with."""
@@ -342,12 +343,6 @@ class SloMoFastAdapter(Adapter):
         """Share of the old fast teacher in this step."""
         share, power, past = self.config.fast_momentum, self.config.fast_warmup, self.steps + 1 + self.config.fast_prior
         return min(share, past / (past + power)) if power else share
-
-    @property
-    def past_kept(self) -> float:
-        """Share of the old mean of T1's past in this step; the source counts for the first steps of it."""
-        seen = self.steps + SOURCE_STEPS
-        return min(self.config.past_momentum, seen / (seen + 1))
 
     @property
     def mirrors(self) -> bool:
