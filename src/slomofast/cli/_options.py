@@ -29,14 +29,24 @@ def pairs(entries: Sequence[str], flag: str) -> dict[str, str]:
 
 
 def values(entries: Sequence[str], flag: str) -> dict[str, Any]:
-    """Like `pairs`, with numbers, true/false/null, lists and objects read as JSON and the rest as text."""
-    found: dict[str, Any] = {}
-    for name, text in pairs(entries, flag).items():
+    """Like `pairs`, with numbers, true/false/null, lists and objects read as JSON and the rest as text.
+
+    Numbers or names separated by commas are a list, too.
+
+    >>> values(["severities=1,3", "groups=noise,blur", "weights=a,b.pt"], "--set")
+    {'severities': [1, 3], 'groups': ['noise', 'blur'], 'weights': 'a,b.pt'}
+    """
+    return {name: _value(text) for name, text in pairs(entries, flag).items()}
+
+
+def _value(text: str) -> Any:
+    for written in (text, f"[{text}]"):
         try:
-            found[name] = json.loads(text)
+            return json.loads(written)
         except ValueError:
-            found[name] = text
-    return found
+            continue
+    names = [part.strip() for part in text.split(",")]
+    return names if len(names) > 1 and all(name.isidentifier() for name in names) else text
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
