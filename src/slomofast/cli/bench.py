@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -80,6 +81,9 @@ def steps(
     precision: Annotated[str, typer.Option(help="fp32, bf16, or both separated by a comma.")] = "fp32",
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the networks.")] = False,
     graphs: Annotated[bool, typer.Option("--graphs", help="Replay the networks' passes as CUDA graphs.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the method, name=value, where one is timed.")
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Timed steps.", min=1)] = 20,
     device: Annotated[str, typer.Option(help="cpu or cuda.", callback=known_device)] = "cpu",
     out: Annotated[Path | None, typer.Option(help="CSV file the rows are appended to.", callback=writable_file)] = None,
@@ -91,14 +95,17 @@ def steps(
 
     from slomofast.bench.run import environment
     from slomofast.bench.steps import step_cost, write_costs
-    from slomofast.cli._options import known_precisions, split_names
+    from slomofast.cli._options import known_precisions, pairs, split_names
     from slomofast.cli._shared import command_line, console
-    from slomofast.core.errors import SlomofastError
+    from slomofast.core.errors import ConfigError, SlomofastError
     from slomofast.core.registry import describe, list_methods
     from slomofast.models import load_source
 
     kinds = known_precisions(precision)
     names = [describe(name).name for name in split_names(methods)] or list_methods()
+    if set_ and len(names) != 1:
+        raise ConfigError(f"--set is for one method, and these are {len(names)}; name one with --methods")
+    options = describe(names[0]).adapter.Config.parse(pairs(set_, "--set")) if set_ else {}
     network = load_source(model, weights or None).to(device)
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(batch_size, 3, size, size, generator=generator).to(device)
@@ -121,14 +128,15 @@ def steps(
         for name in names:
             try:
                 cost = step_cost(
-                    network, images, name, precision=kind, compile=compile, graphs=graphs, steps=repeats, source=source
-                )
+                    network, images, name, precision=kind, compile=compile, graphs=graphs, steps=repeats, source=source,
+                    options=options,
+                )  # fmt: skip
             except (SlomofastError, torch.cuda.OutOfMemoryError) as error:
                 console.print(f"[yellow]{name}[/]: {escape(str(error))}", highlight=False)
                 continue
             table.add_row(
                 name, kind, f"{cost.milliseconds:.1f}", f"{cost.p95:.1f}", f"{cost.multiple:.2f}",
-                f"{cost.peak_mib:.0f}", f"{cost.first_call_seconds:.1f}",
+                "" if math.isnan(cost.peak_mib) else f"{cost.peak_mib:.0f}", f"{cost.first_call_seconds:.1f}",
             )  # fmt: skip
             console.print(f"{name} {kind}: {cost.milliseconds:.1f} ms, {cost.multiple:.2f} x", highlight=False)
             if out is not None:
