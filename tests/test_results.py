@@ -222,6 +222,28 @@ def test_validation_on_rising_severities_is_that_of_the_rows(accuracy: ModuleTyp
         assert shown is not None and float(shown[1]) == pytest.approx(float(row["error"]), abs=0.0051), label
 
 
+def test_validation_of_a_teacher_that_remembers_is_that_of_the_rows(accuracy: ModuleType) -> None:
+    page = (ROOT / "docs" / "reading-the-paper.md").read_text()
+    page = page[page.index("**Arrivals**") :].replace("**", "")
+    with (accuracy.RESULTS / "search_slomo_fast_star.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["commit"] in ("921b734", "52ef4b4", "c8f763c")]
+    assert len(rows) == 15
+    labels = {
+        "the default": ("past_share=0.0", "c8f763c"),
+        "`past_share=0.7`": ("past_share=0.7", "c8f763c"),
+        "`past_share=0.5`, from the start (52ef4b4)": ("past_share=0.5", "52ef4b4"),
+        "the mean of the past takes the second of T1's two looks (921b734)": ("past_momentum=0.998", "921b734"),
+    }
+    for label, (option, commit) in labels.items():
+        of_form = [r for r in rows if r["options"] == f"full_batch=100 {option}" and r["commit"] == commit]
+        (long,) = [row for row in of_form if "--setting continual" in row["command"]]
+        parts = [part.partition("=")[2] for part in long["by_severity_and_cycle"].split()]
+        errors = [row["by_severity_and_cycle"] for row in of_form if "--setting gradual" in row["command"]]
+        short = " ".join(error.partition("=")[2] for error in errors)
+        mean = f"{float(long['error']):.2f}"
+        assert f"| {label} | " + " | ".join([*parts, mean, *([short] if short else [])]) + " |" in page, label
+
+
 KINDS = (
     "continual --in-turn --severities 3,4,5",
     "continual --in-turn --severities 5,4,3",
