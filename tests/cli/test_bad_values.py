@@ -101,6 +101,7 @@ def test_what_the_checks_say(tmp_path) -> None:
         ("bench steps --precision fp8", "unknown precision 'fp8'"),
         ("bench steps --methods bn,tent --set lr=1", "--set is for one method, and these are 2"),
         ("bench steps --methods tent --set lrr=1", "did you mean 'lr'"),
+        ("run bn --data glyph", "unknown data set 'glyph'; did you mean 'glyphs'"),
         ("search tent --device tpu", "'tpu' is no device"),
         ("corruptions show glyphs --out sheet.svg", "sheet.svg: the sheet is a PNG file; try sheet.png"),
     ],
