@@ -131,12 +131,13 @@ def test_paths_are_filled_in_at_every_depth() -> None:
 [paths]
 d = "here"
 [defaults]
-data_options = { path = "${d}/a", list = ["${d}"] }
+data_options = { files = "${d}/a", wnids = ["${d}"] }
 [[grid]]
+data = ["imagenet_c:${d}/c"]
 methods = [{ name = "reservoirtta", vgg19 = "${d}/v.pth" }]
 """
     (job,) = parse_sweep(text).jobs
-    assert job.data_options == {"path": "here/a", "list": ["here"]}
+    assert job.data == "imagenet_c:here/c" and job.data_options == {"files": "here/a", "wnids": ["here"]}
     assert job.options == {"vgg19": "here/v.pth"}
 
 

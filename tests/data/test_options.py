@@ -52,6 +52,8 @@ def test_normalisation_of_a_network_may_be_written_with_commas() -> None:
         ({"model": "glyps"}, "unknown model 'glyps'; did you mean 'glyphs'"),
         ({"model_options": {"classess": 3}}, "unknown option of a network 'classess'; did you mean 'classes'"),
         ({"model_options": {"classes": "ten"}}, "classes must be a number"),
+        ({"model_options": {"classes": 1}}, "classes must be at least 2, got 1"),
+        ({"model_options": {"mean": [0.5]}}, "mean and std come together"),
     ],
 )
 def test_a_job_is_checked_without_files(fields: dict, message: str) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from slomofast.bench.job import Job, Resolved, canonical, digest, plain
 from slomofast.core.adapter import Adapter
-from slomofast.core.config import typed
 from slomofast.core.errors import ConfigError, ModelError, unknown_name
 from slomofast.core.registry import describe
 from slomofast.core.split import input_device, last_linear
@@ -22,6 +21,7 @@ from slomofast.data import check_data, list_data, open_data
 from slomofast.data.catalog import DataSet
 from slomofast.models import describe_model, load_source, model_fingerprint
 from slomofast.models.external import EXTERNAL_PREFIXES
+from slomofast.models.load import checked_options
 from slomofast.streams import Setting, Stream, make_setting
 
 MODEL_OPTIONS = ("classes", "mean", "std")
@@ -110,7 +110,7 @@ def _check_model(job: Job) -> None:
     for name in job.model_options:
         if name not in MODEL_OPTIONS:
             raise unknown_name("option of a network", name, MODEL_OPTIONS)
-    typed(load_source, job.model_options)
+    checked_options(job.model_options)
     if not job.model.startswith(EXTERNAL_PREFIXES):
         describe_model(job.model)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -40,15 +41,8 @@ def load_source(
     >>> load_source("wrn_10_1", classes=4).training
     False
     """
-    if (mean is None) != (std is None):
-        raise ConfigError("mean and std come together; only one of them was given")
-    for key, value in (("mean", mean), ("std", std)):
-        if value is not None and not isinstance(value, Sequence):
-            raise ConfigError(f"{key} needs one value per channel, for example [0.5, 0.5, 0.5], got {value!r}")
-    given = typed(load_source, {"classes": classes, "mean": mean, "std": std})
+    given = checked_options({"classes": classes, "mean": mean, "std": std})
     classes, mean, std = given["classes"], given["mean"], given["std"]
-    if classes is not None and classes < 2:
-        raise ConfigError(f"classes must be at least 2, got {classes}")
     external = name.startswith(EXTERNAL_PREFIXES)
     if external:
         model = build_external(name, classes, pretrained=weights is None, normalise=mean is None)
@@ -59,6 +53,20 @@ def load_source(
     if mean is not None and std is not None:
         model = Normalised(model.model if isinstance(model, Normalised) else model, mean, std)
     return model.eval()
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `load_source` beside its files, as their types; an error for what no network can have."""
+    mean, std, classes = (options.get(name) for name in ("mean", "std", "classes"))
+    if (mean is None) != (std is None):
+        raise ConfigError("mean and std come together; only one of them was given")
+    for key, value in (("mean", mean), ("std", std)):
+        if value is not None and not isinstance(value, Sequence):
+            raise ConfigError(f"{key} needs one value per channel, for example [0.5, 0.5, 0.5], got {value!r}")
+    found = typed(load_source, options)
+    if classes is not None and found["classes"] < 2:
+        raise ConfigError(f"classes must be at least 2, got {classes}")
+    return found
 
 
 def _own(name: str, weights: str | Path | Sequence[str | Path] | None, classes: int | None) -> nn.Module:
