@@ -576,3 +576,8 @@ def test_a_step_size_that_is_given_counts_as_it_is(options: dict[str, object]) -
 def test_relative_steps_need_a_size() -> None:
     with pytest.raises(sf.ConfigError, match=r"lr=0\.04"):
         sf.adapt(tiny_net(), "slomo_fast_star", relative=True)
+
+
+def test_a_past_that_never_counts_is_refused() -> None:
+    with pytest.raises(sf.ConfigError, match="past_momentum=1 the past never counts"):
+        sf.adapt(tiny_net(), "slomo_fast", past_share=0.5, past_momentum=1.0)

@@ -194,6 +194,8 @@ class SloMoFastConfig(OptimConfig):
             chosen = getattr(self, name)
             if not chosen or len(set(chosen)) != len(chosen):
                 raise ConfigError(f"{name} must name each choice once and at least one, got {chosen!r}")
+        if self.past_share and self.past_momentum == 1:
+            raise ConfigError("with past_momentum=1 the past never counts; give less, for example 0.9999")
 
 
 class SloMoFastAdapter(Adapter):
