@@ -134,23 +134,36 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     """The value as its declared type, or an error; an int is a fine float, a list a fine tuple."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        inner = [arg for arg in args if arg is not type(None)]
-        return _coerce(name, value, inner[0])
+        return _coerce_to_one(name, value, args)
     if origin is Literal:
         if value not in args:
             raise unknown_name(f"value of {name}", value, [str(arg) for arg in args])
         return value
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         if isinstance(value, list | tuple):
             return tuple(_coerce(name, item, args[0]) for item in value)
-        raise ConfigError(f"{name} must be a sequence, got {value!r}")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        raise ConfigError(f"{name} must be a sequence, got {value!r} ({type(value).__name__})")
+    if hint in (int, float) and hasattr(value, "__index__") and not isinstance(value, bool):
+        return hint(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise ConfigError(f"{name} must be {hint.__name__}, got {value!r} ({type(value).__name__})")
     return value
+
+
+def _coerce_to_one(name: str, value: Any, hints: Sequence[Any]) -> Any:
+    """The value as the first of several types that it fits, or that one's error."""
+    if value is None and types.NoneType in hints:
+        return None
+    first, *others = [hint for hint in hints if hint is not types.NoneType]
+    try:
+        return _coerce(name, value, first)
+    except ConfigError:
+        for hint in others:
+            try:
+                return _coerce(name, value, hint)
+            except ConfigError:
+                continue
+        raise
 
 
 def _check_range(name: str, value: Any, facts: Mapping[str, Any]) -> None:
@@ -184,26 +197,8 @@ def typed(call: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _argument(name: str, value: Any, hint: Any) -> Any:
-    arms = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
-    kinds = tuple(arm for arm in arms if isinstance(arm, type))
-    items = next((typing.get_args(arm)[0] for arm in arms if typing.get_origin(arm) is Sequence), None)
-    boolean = isinstance(value, bool) and bool not in kinds  # an int to Python
-    if isinstance(value, kinds) and not boolean:
-        return value
-    if int in kinds and hasattr(value, "__index__") and not boolean:
-        return int(value)
-    if float in kinds and isinstance(value, int) and not boolean:
-        return float(value)
-    if items is not None and isinstance(value, list | tuple):
-        return tuple(_argument(name, item, items) for item in value)
-    if items is not None and isinstance(value, str):
-        return tuple(_from_text(name, part.strip(), items) for part in value.split(",") if part.strip())
-    if isinstance(value, str) and kinds:
-        return _from_text(name, value, kinds[0])
-    wanted = " or ".join(_type_name(arm) for arm in arms if arm is not types.NoneType)
-    raise ConfigError(
-        f"{name} must be {wanted.replace('collections.abc.', '')}, got {value!r} ({type(value).__name__})"
-    )
+    written = isinstance(value, str) and str not in (hint, *typing.get_args(hint))
+    return _coerce(name, _from_text(name, value, hint) if written else value, hint)
 
 
 _WORDS = {
@@ -224,7 +219,7 @@ def _from_text(name: str, text: str, hint: Any) -> Any:
         if text.lower() in ("none", "null"):
             return None
         return _from_text(name, text, next(arg for arg in args if arg is not type(None)))
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         return tuple(_from_text(name, part.strip(), args[0]) for part in text.split(",") if part.strip())
     if hint is bool:
         if text.lower() not in _WORDS:
