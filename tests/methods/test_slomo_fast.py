@@ -18,6 +18,7 @@ from slomofast.core.split import split
 from slomofast.testing import CLASSES, batches, tiny_net
 
 SIGMA, DELTA, K, PRUNE, TAU, R, ALPHA, SLOW_LR = 0.065, 0.0, 3, 2, 0.1, 0.05, 0.5, 0.01
+FORGETS = {"past_share": 0.0, "student_recall": 0.0}  # T1 is what the last steps made of it
 OPTIONS = {
     "entropy_threshold": SIGMA,
     "change_threshold": DELTA,
@@ -235,6 +236,7 @@ def test_threshold_as_a_share_of_the_largest_entropy() -> None:
         {"fast_warmup": 1.0},
         {"fast_anchor": 0.1},
         {"past_share": 0.5},
+        {"student_recall": 0.1},
         {"prune_every": 0},
         {"projection": 16, "temperature": 0.5},
         {"optimizer": "sgd", "lr": 0.01},
@@ -389,7 +391,7 @@ def test_the_slow_teacher_rests_between_its_updates() -> None:
 def test_the_fast_teacher_begins_as_a_mean_of_the_student_s_past(power: int) -> None:
     momentum = 0.75 if power == 1 else 0.6
     adapter = sf.adapt(
-        tiny_net(), "slomo_fast_star", lr=0.01, fast_warmup=power, fast_momentum=momentum, fast_anchor=0.0
+        tiny_net(), "slomo_fast_star", lr=0.01, fast_warmup=power, fast_momentum=momentum, fast_anchor=0.0, **FORGETS
     )
     x = batches(1)[0]
     adapter.prepare(x)
@@ -406,7 +408,7 @@ def test_the_fast_teacher_begins_as_a_mean_of_the_student_s_past(power: int) -> 
 
 
 def test_the_source_may_count_for_many_steps_of_that_mean() -> None:
-    options = {"fast_warmup": 1.0, "fast_prior": 3, "fast_momentum": 0.999, "fast_anchor": 0.0}
+    options = {"fast_warmup": 1.0, "fast_prior": 3, "fast_momentum": 0.999, "fast_anchor": 0.0, **FORGETS}
     adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options)
     source = flatten(list(adapter.prepare(batches(1)[0]).fast.parameters())).clone()
     past = [source] * 4
@@ -434,9 +436,29 @@ def test_the_fast_teacher_remembers_its_past(method: str) -> None:
         torch.testing.assert_close(flatten(list(network.parameters())), source)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_the_student_returns_to_the_past_as_far_as_there_is_one(share: float) -> None:
+    options = {"fast_momentum": 0.5, "fast_anchor": 0.0, "past_momentum": 0.7, "past_share": share, "lr": 0.0}
+    x = batches(1, size=8)[0]
+    adapter = sf.adapt(tiny_net(), "slomo_fast_star", **options, student_recall=0.4, full_batch=16).prepare(x)
+    recent = past = flatten(list(adapter.fast.parameters())).clone()
+    with torch.no_grad():
+        for parameter in adapter.student.parameters():
+            parameter.add_(0.1)
+    student = flatten(list(adapter.student.parameters())).clone()
+    for n, x in enumerate(batches(4, size=8), 1):
+        adapter(x)
+        student = student.lerp(past, 0.4 * (1 - 0.7**n) * 0.5)  # half a batch goes half of the way
+        recent = recent.lerp(student, 0.5)
+        past = past.lerp(recent, max(0.3, 1 / (n + 1)))
+        torch.testing.assert_close(flatten(list(adapter.student.parameters())), student)
+        expected = recent.lerp(past, share * (1 - 0.7**n))
+        torch.testing.assert_close(flatten(list(adapter.fast.parameters())), expected)
+
+
 @pytest.mark.parametrize("method", ["slomo_fast", "slomo_fast_star"])
 def test_the_fast_teacher_keeps_a_share_of_the_source(method: str) -> None:
-    options = {"fast_momentum": 0.9, "fast_anchor": 0.25, "full_batch": 0}
+    options = {"fast_momentum": 0.9, "fast_anchor": 0.25, "full_batch": 0, **FORGETS}
     adapter = sf.adapt(tiny_net(), method, **options).prepare(batches(1)[0])
     source = flatten(list(adapter.fast.parameters())).clone()
     expected = source
@@ -455,7 +477,7 @@ def test_the_fast_teacher_keeps_a_share_of_the_source(method: str) -> None:
 def test_the_student_returns_to_the_source(method: str, times: float, kept: float) -> None:
     x = batches(1)[0]
     options = {"student_pull": 0.25, "fast_anchor": 0.0, "full_batch": int(times * len(x))}
-    adapter = sf.adapt(tiny_net(), method, lr=0.0, **options).prepare(x)
+    adapter = sf.adapt(tiny_net(), method, lr=0.0, **options, **FORGETS).prepare(x)
     learning = trainable(adapter.student)
     source = flatten(learning).clone()
     with torch.no_grad():
@@ -471,7 +493,7 @@ def test_the_student_returns_to_the_source(method: str, times: float, kept: floa
 def test_the_student_returns_to_the_fast_teacher(method: str, times: float, share: float) -> None:
     x = batches(1)[0]
     options = {"fast_momentum": 0.8, "student_follow": 0.5, "fast_anchor": 0.0, "full_batch": int(times * len(x))}
-    adapter = sf.adapt(tiny_net(), method, lr=0.0, **options).prepare(x)
+    adapter = sf.adapt(tiny_net(), method, lr=0.0, **options, **FORGETS).prepare(x)
     learning = trainable(adapter.student)
     student = source = flatten(learning).clone()
     with torch.no_grad():
@@ -492,7 +514,8 @@ def test_a_batch_that_is_not_full_moves_student_and_fast_teacher_less(method: st
     x = batches(1)[0]
 
     def moved(full_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        adapter = sf.adapt(tiny_net(), method, fast_momentum=0.0, fast_anchor=0.4, full_batch=full_batch).prepare(x)
+        options = {"fast_momentum": 0.0, "fast_anchor": 0.4, "full_batch": full_batch, **FORGETS}
+        adapter = sf.adapt(tiny_net(), method, **options).prepare(x)
         source = flatten(list(adapter.student.parameters())).clone()
         adapter(x)
         return tuple(flatten(list(net.parameters())) - source for net in (adapter.student, adapter.fast))
@@ -578,6 +601,7 @@ def test_relative_steps_need_a_size() -> None:
         sf.adapt(tiny_net(), "slomo_fast_star", relative=True)
 
 
-def test_a_past_that_never_counts_is_refused() -> None:
+@pytest.mark.parametrize("option", ["past_share", "student_recall"])
+def test_a_past_that_never_counts_is_refused(option: str) -> None:
     with pytest.raises(sf.ConfigError, match="past_momentum=1 the past never counts"):
-        sf.adapt(tiny_net(), "slomo_fast", past_share=0.5, past_momentum=1.0)
+        sf.adapt(tiny_net(), "slomo_fast", **{option: 0.5}, past_momentum=1.0)

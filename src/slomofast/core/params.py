@@ -72,6 +72,12 @@ def ema_update(target: nn.Module, source: nn.Module, momentum: float) -> None:
 
 
 @torch.no_grad()
+def copy_weights(target: nn.Module, source: nn.Module) -> None:
+    """theta_target <- theta_source, over all parameters at once."""
+    torch._foreach_copy_(list(target.parameters()), list(source.parameters()))
+
+
+@torch.no_grad()
 def pull_towards(parameters: Sequence[Tensor], anchor: Tensor, share: float) -> None:
     """Move parameters by `share` of the way to the values in the flat vector `anchor` (weight ensembling)."""
     if not parameters:

@@ -43,6 +43,7 @@ from slomofast.core.norms import norm_kinds, share_neighbours
 from slomofast.core.optim import OptimConfig
 from slomofast.core.params import (
     copy_network,
+    copy_weights,
     ema_update,
     flatten,
     projector,
@@ -85,6 +86,7 @@ PAPER = {
     "fast_momentum": 0.99,
     "fast_anchor": 0.0,
     "past_share": 0.0,
+    "student_recall": 0.0,
     "full_batch": 0,
     "slow_every": 1,
     "restore": 0.01,
@@ -141,6 +143,12 @@ class SloMoFastConfig(OptimConfig):
         low=0.0,
         high=1.0,
     )
+    student_recall: float = option(
+        0.0,
+        "share of the way the student returns to that mean per step, reached as the past grows",
+        low=0.0,
+        high=1.0,
+    )
     past_momentum: float = option(
         0.998, "share of the old mean per step, at first that of a plain mean", low=0.0, high=1.0
     )
@@ -194,7 +202,7 @@ class SloMoFastConfig(OptimConfig):
             chosen = getattr(self, name)
             if not chosen or len(set(chosen)) != len(chosen):
                 raise ConfigError(f"{name} must name each choice once and at least one, got {chosen!r}")
-        if self.past_share and self.past_momentum == 1:
+        if (self.past_share or self.student_recall) and self.past_momentum == 1:
             raise ConfigError("with past_momentum=1 the past never counts; give less, for example 0.9999")
 
 
@@ -221,7 +229,7 @@ class SloMoFastAdapter(Adapter):
         self.fast = copy_network(model)
         self.slow = copy_network(model, train="norm")
         self.anchor = copy_network(model) if config.fast_anchor or config.student_pull else None
-        remembers = config.past_share > 0  # T1 is then a mean of what it recently was and of its past
+        remembers = config.past_share > 0 or config.student_recall > 0  # T1 is then made of `recent` and `past`
         self.recent, self.past = (copy_network(model) if remembers else None for _ in range(2))
         dim, weight = feature_size(model, self.sample_shape, self.device), next(model.parameters())
         self.projector = projector(dim, config.projection, self.rng).to(self.device)
@@ -313,16 +321,19 @@ class SloMoFastAdapter(Adapter):
         """T1 follows the student, S returns to T1 and T1 to the source, as far as asked for; T1 remembers its past."""
         config = self.config
         recent = self.fast if self.recent is None else self.recent
+        steps, kept = self.steps + 1, config.past_momentum
+        grown = 1.0 - kept**steps  # how much of a past there is
+        if self.past is not None and config.student_recall:
+            ema_update(self.student, self.past, 1.0 - config.student_recall * grown * filled)
         ema_update(recent, self.student, self.fast_share)
         if config.student_follow:
             ema_update(self.student, recent, 1.0 - config.student_follow * filled)
         if self.anchor is not None and config.fast_anchor:
             ema_update(recent, self.anchor, 1.0 - config.fast_anchor * filled)
         if self.past is not None:
-            steps, kept = self.steps + 1, config.past_momentum
             ema_update(self.past, recent, min(kept, steps / (steps + 1)))
-            ema_update(self.fast, recent, 0.0)
-            ema_update(self.fast, self.past, 1.0 - config.past_share * (1.0 - kept**steps))
+            copy_weights(self.fast, recent)
+            ema_update(self.fast, self.past, 1.0 - config.past_share * grown)
 
     def _tell_apart(self, x: Tensor) -> None:
         """Learn what conditions look like, and tell the norm layers whose statistics each image is normalised with."""
