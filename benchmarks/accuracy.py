@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy.py    # writes benchmarks/results/accuracy.csv and prints it as Markdown
 
-Below it prints every method in every setting, one seed, on short streams: the table of docs/results.md.
+Below it prints the tables of docs/results.md: of each setting the longest stream with the closest other method, RMT on
+every stream that three seeds of it ran on, and every method in every setting, one seed, on short streams.
 
 A line is one method in one setting of one length. Deviations are over seeds (n - 1). Differences are to SloMo-Fast*
 with its defaults on the same seeds, positive where the method is worse, with the half width of the 95 % interval of
@@ -35,7 +36,16 @@ SHORT = {
     "continual_after_mixed": "C after M", "ccc": "CCC", "cyclic": "cyclic", "cyclic_group": "group",
     "cycle_length": "length", "lifelong": "lifelong", "stochastic": "Markov",
 }  # fmt: skip
+LABELS = {
+    "cross_group": "cross-group", "easy2hard": "easy to hard", "hard2easy": "hard to easy",
+    "mixed_after_continual": "mixed after continual", "continual_after_mixed": "continual after mixed",
+    "ccc": "CCC-mini (70 %)", "cyclic": "cyclic, two cycles", "cyclic_group": "cyclic by group",
+    "cycle_length": "cycle length", "lifelong": "lifelong, ten cycles", "stochastic": "Markov chain",
+}  # fmt: skip
+NAMES = {"slomo_fast": "SloMo-Fast"}
 OURS = ("slomo_fast_star", "")
+BATCH = "200"
+HEAD = "| error %, seeds 0, 1, 2 | images per domain | SloMo-Fast\\* | {} | {} |\n" + "|---" * 5 + "|\n"
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by the number of pairs
 SAME = {"slow_lr=0.001": ""}  # options that have become the default since
 COLUMNS = (
@@ -100,6 +110,68 @@ def lines() -> Iterator[Line]:
                 }
 
 
+Streams = dict[tuple[str, int], dict[str, dict[int, float]]]
+
+
+def streams() -> Streams:
+    """Errors on the large network by (setting, images), then method, then seed; the longest stream first."""
+    found: Streams = {}
+    for file, network in FILES.items():
+        if network == "wrn_28_10" and file != EVERY:
+            for (setting, images, batch), methods in runs(file).items():
+                if batch == BATCH and OURS in methods:
+                    place = (setting.partition(" ")[0], int(images.partition(" ")[0]))
+                    found[place] = {method: errors for (method, _), errors in methods.items()}
+    order = list(SHORT)
+    return dict(sorted(found.items(), key=lambda stream: (order.index(stream[0][0]), -stream[0][1])))
+
+
+def above(methods: dict[str, dict[int, float]], method: str) -> list[float]:
+    """How much higher a method's error is than ours, for every seed both ran with."""
+    ours = methods[OURS[0]]
+    return [error - ours[seed] for seed, error in sorted(methods[method].items()) if seed in ours]
+
+
+def longest() -> dict[str, tuple[int, str, dict[str, dict[int, float]]]]:
+    """Of each setting the longest stream: its images, the method closest to ours or furthest ahead, and all errors."""
+    found: dict[str, tuple[int, str, dict[str, dict[int, float]]]] = {}
+    for (setting, images), methods in streams().items():
+        others = [method for method in methods if method != OURS[0]]
+        if others and setting not in found:
+            found[setting] = (images, min(others, key=lambda m: spread(above(methods, m)).mean), methods)
+    return found
+
+
+def compared(setting: str, images: int, methods: dict[str, dict[int, float]], method: str, name: str = "") -> str:
+    """One line: both methods' errors by seed, the lower in bold, and the paired difference with its interval."""
+    gaps = above(methods, method)
+    gap = spread(gaps).mean
+    ours, theirs = (" ".join(f"{e:.2f}" for _, e in sorted(methods[m].items())) for m in (OURS[0], method))
+    cells = (f"**{ours}**", name + theirs) if gap > 0 else (ours, f"{name}**{theirs}**")
+    width = half_width(gaps)
+    between = f"{gap:.2f} ± {width}" if width else f"{gap:.2f} (seed 0)"
+    seen = f"{images:,}" + (" in all" if setting == "ccc" else "")
+    return f"| {LABELS.get(setting, setting)} | {seen} | {cells[0]} | {cells[1]} | {between.replace('-', '−')} |\n"
+
+
+def longest_streams() -> str:
+    """Of each setting the longest stream beside the closest other method, as Markdown."""
+    text = HEAD.format("the closest other", "is above by")
+    for setting, (images, method, methods) in longest().items():
+        text += compared(setting, images, methods, method, f"{NAMES.get(method, method.upper())} ")
+    return text
+
+
+def beside(method: str) -> str:
+    """Every stream that three seeds of a method ran on, as Markdown."""
+    name = NAMES.get(method, method.upper())
+    text = HEAD.format(name, f"{name} is above by")
+    for (setting, images), methods in streams().items():
+        if len(methods.get(method, {})) == 3:
+            text += compared(setting, images, methods, method)
+    return text
+
+
 def short_streams() -> dict[str, dict[str, float]]:
     """Error by method and setting where every method ran in every setting, the best method first."""
     errors: dict[str, dict[str, float]] = {}
@@ -141,7 +213,8 @@ def main() -> None:
     print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
     for line in table:
         print("| " + " | ".join(line[column] for column in shown) + " |")
-    print("\n" + every_method())
+    for part in (longest_streams(), beside("rmt"), every_method()):
+        print("\n" + part)
 
 
 if __name__ == "__main__":
