@@ -16,7 +16,7 @@ from torch import nn
 import slomofast as sf
 from slomofast.bench import Job, RunOptions, Store, comparable, evaluate, resolve, run_job
 from slomofast.bench import run as run_module
-from slomofast.bench.cost import DeviceMemory, Yardstick, cost_figures, forward_seconds
+from slomofast.bench.cost import DeviceMemory, Yardstick, cost_figures, forward_seconds, typical
 from slomofast.bench.outcome import out_of_memory
 from slomofast.bench.parts import job_data, job_model, pick_device, restricted
 from slomofast.bench.run import attempt, checkpoint_path, keep
@@ -349,6 +349,15 @@ def test_diagnostics_line_up_with_steps() -> None:
     columns = halfway.to_dict()
     assert columns["always"] == [*map(float, range(130)), None]
     assert columns["late"] == [None] * 70 + [1.0] * 60 + [None]
+
+
+def test_the_typical_step_counts_both_kinds_of_steps_in_turn() -> None:
+    assert typical([1.0, 3.0] * 10) == typical([3.0, 1.0] * 10 + [3.0]) == 2.0  # a median of singles: 2 or 3
+    assert typical([1.0, 1.0, 1.0, 5.0] * 5) == 2.0
+    assert typical([1.0] * 8 + [100.0] * 4) == 1.0  # what else the machine did
+    assert typical([2.0, 4.0, 6.0]) == 4.0
+    turns = cost_figures([1.0, 3.0] * 6, [20] * 12, forward=0.5, peak_device=None, peak_host=None, trainable_share=None)
+    assert turns["forward_multiple"] == 4.0 and turns["milliseconds_median"] == 3000.0
 
 
 def test_cost_figures_by_hand() -> None:

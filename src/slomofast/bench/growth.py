@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import slomofast
-from slomofast.bench.cost import forward_seconds
+from slomofast.bench.cost import forward_seconds, typical
 from slomofast.bench.evaluate import evaluate, timed_call
 from slomofast.bench.steps import StepCost, device_format, step_cost, timed_steps
 from slomofast.core.errors import ConfigError, DataError, unknown_name
@@ -123,13 +123,13 @@ class Growth:
             if not taken:
                 return
             done += len(taken)
-            median = statistics.median(float(seconds) for seconds, _ in taken)
+            usual = typical([float(seconds) for seconds, _ in taken])
             allocated = torch.cuda.memory_allocated(self.device) / 2**20 if on_gpu else math.nan
             peak = torch.cuda.max_memory_allocated(self.device) / 2**20 if on_gpu else math.nan
             yield GrowthRow(
                 "steps", done, method, self.precision, self.compile, self.graphs,
                 self.batch_size, self.size, classes,
-                1e3 * median, 1e3 * yardstick, median / yardstick, peak, allocated, host_mib(),
+                1e3 * usual, 1e3 * yardstick, usual / yardstick, peak, allocated, host_mib(),
                 100 * float(torch.cat([wrong for _, wrong in taken]).float().mean()),
             )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import slomofast
-from slomofast.bench.cost import forward_seconds
+from slomofast.bench.cost import forward_seconds, typical
 from slomofast.bench.evaluate import timed_call
 from slomofast.core.errors import DataError
 from slomofast.metrics.functional import percentile
@@ -25,7 +24,10 @@ from slomofast.metrics.functional import percentile
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of one method's step; `multiple` is in plain forward passes of the same precision in the same run."""
+    """Cost of one method's step; `multiple` is in plain forward passes of the same precision in the same run.
+
+    `milliseconds` is the typical step (`cost.typical`), `p95` the slowest of twenty.
+    """
 
     method: str
     precision: str
@@ -86,11 +88,11 @@ def step_cost(
         adapter(images)
     times = timed_steps(adapter, repeat(images, steps))
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else float("nan")
-    median = statistics.median(times)
+    usual = typical(times)
     return StepCost(
         method, precision, compile, graphs, len(images),
-        1e3 * median, 1e3 * percentile(times, 0.95),
-        1e3 * forward, median / forward, peak, first,
+        1e3 * usual, 1e3 * percentile(times, 0.95),
+        1e3 * forward, usual / forward, peak, first,
     )  # fmt: skip
 
 

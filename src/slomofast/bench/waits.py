@@ -9,7 +9,6 @@ import functools
 import inspect
 import json
 import re
-import statistics
 import sys
 import tempfile
 import warnings
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import slomofast
+from slomofast.bench.cost import typical
 from slomofast.bench.profile import AUGMENTATION, MARK, STEP, WEIGHTS, StepTrace, read_trace
 from slomofast.bench.steps import timed_steps
 
@@ -73,7 +73,7 @@ def watch_steps(
     for number in range(max(1, warm_up)):
         adapter(images[number % len(images)])
     shown = [images[number % len(images)] for number in range(steps)]
-    milliseconds = 1e3 * statistics.median(timed_steps(adapter, shown))
+    milliseconds = 1e3 * typical(timed_steps(adapter, shown))
     refused = guarded(adapter, shown)
     chrome = record(adapter, shown)
     return WaitReport(read_trace(chrome), milliseconds, refused, chrome)

@@ -69,11 +69,11 @@ def growth(
 ) -> None:
     """How time and memory of a step grow with the batch, the classes and the queue, and over a long run.
 
-    Each point is the median of --repeats steps on random images, beside a plain forward pass of the same network, batch
-    and precision. On CUDA the images are laid out channels last, no step waits for the one before, and memory is the
-    peak of the point. The long run goes through different batches in turn, or through a stream of real images (--data);
-    every --window steps give a row with their median, the memory allocated at their end and, on real images, their
-    error. It should be flat, and the last line says whether it is.
+    Each point is the typical one of --repeats steps (the median of the means of four) on random images, beside a plain
+    forward pass of the same network, batch and precision. On CUDA the images are laid out channels last, no step waits
+    for the one before, and memory is the peak of the point. The long run goes through different batches in turn, or
+    through a stream of real images (--data); every --window steps give a row with their typical time, the memory
+    allocated at their end and, on real images, their error. It should be flat, and the last line says whether it is.
 
     Quick, on a CPU:  slomofast bench growth --model wrn_10_1 --size 16 --batch-size 10 --batches 5,10,20 --steps 300
 

@@ -88,7 +88,11 @@ def steps(
     device: Annotated[str, typer.Option(help="cpu or cuda.", callback=known_device)] = "cpu",
     out: Annotated[Path | None, typer.Option(help="CSV file the rows are appended to.", callback=writable_file)] = None,
 ) -> None:
-    """Time one step of each method, in milliseconds and in plain forward passes of the same run and precision."""
+    """Time one step of each method, in milliseconds and in plain forward passes of the same run and precision.
+
+    The time is the median of the means of four neighbouring steps, since a method may do in every other step what it
+    leaves out in the next; p95 is of single steps.
+    """
     import torch
     from rich.markup import escape
     from rich.table import Table
