@@ -2,8 +2,9 @@
 
     python benchmarks/accuracy.py    # writes benchmarks/results/accuracy.csv and prints it as Markdown
 
-Below it prints the tables of docs/results.md: of each setting the longest stream with the closest other method, RMT on
-every stream that three seeds of it ran on, and every method in every setting, one seed, on short streams.
+Below it prints the tables of docs/results.md: of each setting the longest stream with the closest other method, of
+three seeds and then of one, RMT on every stream that three seeds of it ran on, and every method in every setting, one
+seed, on short streams; last the table of the README, the first of these as means.
 
 A line is one method in one setting of one length. Deviations are over seeds (n - 1). Differences are to SloMo-Fast*
 with its defaults on the same seeds, positive where the method is worse, with the half width of the 95 % interval of
@@ -45,7 +46,7 @@ LABELS = {
 NAMES = {"slomo_fast": "SloMo-Fast"}
 OURS = ("slomo_fast_star", "")
 BATCH = "200"
-HEAD = "| error %, seeds 0, 1, 2 | images per domain | SloMo-Fast\\* | {} | {} |\n" + "|---" * 5 + "|\n"
+HEAD = "| error %, {} | images per domain | SloMo-Fast\\* | {} | {} |\n" + "|---" * 5 + "|\n"
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of t by the number of pairs
 SAME = {"slow_lr=0.001": ""}  # options that have become the default since
 COLUMNS = (
@@ -132,14 +133,26 @@ def above(methods: dict[str, dict[int, float]], method: str) -> list[float]:
     return [error - ours[seed] for seed, error in sorted(methods[method].items()) if seed in ours]
 
 
-def longest() -> dict[str, tuple[int, str, dict[str, dict[int, float]]]]:
-    """Of each setting the longest stream: its images, the method closest to ours or furthest ahead, and all errors."""
-    found: dict[str, tuple[int, str, dict[str, dict[int, float]]]] = {}
+Longest = dict[str, tuple[int, str, dict[str, dict[int, float]]]]
+
+
+def longest(seeds: int = 3) -> Longest:
+    """Of each setting the longest stream that so many seeds of ours and others ran on.
+
+    Its images, the method closest to ours or furthest ahead, and all errors.
+    """
+    found: Longest = {}
     for (setting, images), methods in streams().items():
         others = [method for method in methods if method != OURS[0]]
-        if others and setting not in found:
+        if others and len(methods[OURS[0]]) >= seeds and setting not in found:
             found[setting] = (images, min(others, key=lambda m: spread(above(methods, m)).mean), methods)
     return found
+
+
+def longer() -> Longest:
+    """The streams of one seed that are longer than those of three."""
+    shorter = longest()
+    return {setting: found for setting, found in longest(seeds=1).items() if found[0] > shorter[setting][0]}
 
 
 def compared(setting: str, images: int, methods: dict[str, dict[int, float]], method: str, name: str = "") -> str:
@@ -154,18 +167,51 @@ def compared(setting: str, images: int, methods: dict[str, dict[int, float]], me
     return f"| {LABELS.get(setting, setting)} | {seen} | {cells[0]} | {cells[1]} | {between.replace('-', '−')} |\n"
 
 
-def longest_streams() -> str:
-    """Of each setting the longest stream beside the closest other method, as Markdown."""
-    text = HEAD.format("the closest other", "is above by")
-    for setting, (images, method, methods) in longest().items():
+def beside_the_closest(streams: Longest, seeds: str) -> str:
+    """Each setting's stream beside the closest other method, as Markdown."""
+    text = HEAD.format(seeds, "the closest other", "is above by")
+    for setting, (images, method, methods) in streams.items():
         text += compared(setting, images, methods, method, f"{NAMES.get(method, method.upper())} ")
     return text
+
+
+def longest_table() -> str:
+    """Of each setting the longest stream of three seeds."""
+    return beside_the_closest(longest(), "seeds 0, 1, 2")
+
+
+def mean_and_deviation(errors: dict[int, float]) -> str:
+    """How the README writes the errors of some seeds."""
+    found = spread(list(errors.values()))
+    return f"{found.mean:.2f}" + ("" if found.std is None else f" ± {found.std:.2f}")
+
+
+def readme_table() -> str:
+    """Of each setting the longest stream of three seeds: means, deviations, the paired difference and its interval."""
+    text = "| error % | images per domain | SloMo-Fast\\* | the closest other | is above by |\n" + "|---" * 5 + "|\n"
+    for setting, (images, method, methods) in longest().items():
+        gaps = above(methods, method)
+        gap, width = spread(gaps).mean, half_width(gaps)
+        ours, theirs = (mean_and_deviation(methods[name]) for name in (OURS[0], method))
+        theirs += "" if width else " (one seed)"
+        between = f"{gap:+.2f}" + (f" ± {width}" if width else "")
+        cells = (f"**{ours}**", theirs) if gap > 0 else (ours, f"**{theirs}**")
+        seen = f"{images:,}" + (" in all" if setting == "ccc" else "")
+        name = NAMES.get(method, method.upper())
+        line = f"| {LABELS.get(setting, setting)} | {seen} | {cells[0]} | {name} {cells[1]} | {between} |\n"
+        text += line.replace("-0", "−0")
+    return text
+
+
+def longer_table() -> str:
+    """What one seed ran on beyond that."""
+    return beside_the_closest(longer(), "seed 0")
 
 
 def beside(method: str) -> str:
     """Every stream that three seeds of a method ran on, as Markdown."""
     name = NAMES.get(method, method.upper())
-    text = HEAD.format(name, f"{name} is above by")
+    text = HEAD.format("seeds 0, 1, 2", name, f"{name} is above by")
     for (setting, images), methods in streams().items():
         if len(methods.get(method, {})) == 3:
             text += compared(setting, images, methods, method)
@@ -213,7 +259,7 @@ def main() -> None:
     print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
     for line in table:
         print("| " + " | ".join(line[column] for column in shown) + " |")
-    for part in (longest_streams(), beside("rmt"), every_method()):
+    for part in (longest_table(), longer_table(), beside("rmt"), every_method(), readme_table()):
         print("\n" + part)
 
 
