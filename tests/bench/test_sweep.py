@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 import slomofast as sf
 from slomofast.bench import (
@@ -26,8 +28,10 @@ from slomofast.bench import (
     resolve,
     run_sweep,
 )
-from slomofast.bench.estimate import Estimator, Length, stream_length
+from slomofast.bench.estimate import Estimator, Length, seconds_per_step, stream_length
 from slomofast.bench.run import attempt
+from slomofast.bench.source import FirstBatches
+from slomofast.core.adapter import Adapter
 from slomofast.core.errors import ConfigError
 from slomofast.streams import list_settings
 
@@ -247,13 +251,38 @@ def test_estimates_come_from_records_or_calibration(tiny: Job, tmp_path) -> None
     unknown = Estimator()
     assert stream_length(plan.todo[0]) == Length(6, 0)
     assert unknown.seconds(plan.todo[0]) != unknown.seconds(plan.todo[0])
+    unknown.calibrate(plan.todo, CPU, budget=0.0)
+    assert not any(map(unknown.knows, plan.todo))
     unknown.calibrate(plan.todo, CPU)
+    assert all(map(unknown.knows, plan.todo))
     assert all(0 < unknown.seconds(job) < 60 for job in plan.todo)
     assert not list(tmp_path.glob("*.json"))
     run_sweep(sweep, store, options=CPU)
     known = Estimator.from_records(store.rows().values(), "cpu")
     row = store.row(plan.todo[1].id)
     assert row is not None and known.seconds(plan.todo[1]) == pytest.approx(row.seconds)
+
+
+def test_a_trial_looks_at_few_source_images_and_ends_with_its_time(tiny: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, steps = [], []
+    fit = Adapter.fit_source
+    monkeypatch.setattr(Adapter, "fit_source", lambda self, loader: fit(self, [seen.append(1) or b for b in loader]))
+    play = Adapter.forward
+    monkeypatch.setattr(Adapter, "forward", lambda self, x: (steps.append(1), play(self, x))[1])
+    job = resolve(dataclasses.replace(tiny, method="rmt", batch_size=2))
+    assert seconds_per_step(job, CPU, 1e-9) is not None
+    assert len(seen) == len(steps) == 1
+    assert seconds_per_step(job, CPU, 1e9) is not None
+    assert len(seen) > 10 and len(steps) == 1 + 4
+
+
+def test_batches_of_a_trial_are_the_same_each_time() -> None:
+    batches = [(torch.full((1,), float(n)), torch.zeros(1)) for n in range(5)]
+    few = FirstBatches(batches, 0.0)
+    assert [len(list(few)), len(list(few))] == [1, 1]
+    some = FirstBatches(batches, math.inf)
+    assert [len(list(some)), len(list(some))] == [5, 5]
+    assert list(FirstBatches([], 1.0)) == []
 
 
 # other processes

@@ -16,6 +16,7 @@ from slomofast.bench.parts import job_data, job_stream
 from slomofast.bench.run import RunOptions, execute
 from slomofast.bench.store import Row, Store
 from slomofast.core.errors import SlomofastError
+from slomofast.metrics import Step
 
 # records from before a field was there say nothing of it, which means no
 _BARE = ("method", "options", "data", "model", "batch_size", "precision", "compile", "graphs", "channels_last")
@@ -46,15 +47,22 @@ class Estimator:
         return cls({kind: sum(values) / len(values) for kind, values in sums.items()})
 
     def calibrate(self, jobs: Sequence[Resolved], options: RunOptions, budget: float = 60.0) -> None:
-        """Run a few steps of one job of every unknown kind, until `budget` seconds are spent."""
+        """Run a few steps of one job of every unknown kind, until about `budget` seconds are spent.
+
+        A job looks at source images for at most a fifth of what is left; the step that uses up the rest is its last.
+        """
         begun = time.perf_counter()
         for resolved in jobs:
-            kind, bare = _kind_of(resolved.describe()), _bare_kind_of(resolved.describe())
-            known = kind in self.rates or bare in self.calibrated
-            if not known and time.perf_counter() - begun < budget:
-                rate = seconds_per_step(resolved, options)
+            left = budget - (time.perf_counter() - begun)
+            if left > 0 and not self.knows(resolved):
+                rate = seconds_per_step(resolved, options, left)
                 if rate is not None:
-                    self.calibrated[bare] = rate
+                    self.calibrated[_bare_kind_of(resolved.describe())] = rate
+
+    def knows(self, resolved: Resolved) -> bool:
+        """Whether a job's time comes from records or steps of its kind, and not from those of others."""
+        job = resolved.describe()
+        return _kind_of(job) in self.rates or _bare_kind_of(job) in self.calibrated
 
     def learn(self, resolved: Resolved, seconds: float) -> None:
         """Take in how long a job really took."""
@@ -120,8 +128,12 @@ class _AnyMatrix(dict[str, np.ndarray]):
         return np.zeros((11, 11))
 
 
-def seconds_per_step(resolved: Resolved, options: RunOptions) -> float | None:
-    """Time of one step from a few taken now on a short continual stream; None if the job cannot run."""
+def seconds_per_step(resolved: Resolved, options: RunOptions, budget: float = math.inf) -> float | None:
+    """Time of one step from a few taken now on a short continual stream; None if the job cannot run.
+
+    No step is begun after `budget` seconds; a first step that took longer counts with all that happens once.
+    """
+    begun = time.perf_counter()
     job = dataclasses.replace(
         resolved.job,
         setting="continual",
@@ -131,11 +143,21 @@ def seconds_per_step(resolved: Resolved, options: RunOptions) -> float | None:
         metrics=("error",),
     )
     marks: list[float] = []
+
+    def heard(step: Step) -> None:
+        if not marks:
+            marks.append(time.perf_counter() - float(step.seconds or 0.0))
+        marks.append(_when_done(step))
+        if marks[-1] - begun > budget:
+            raise _Enough
+
     short = dataclasses.replace(resolved, job=job, id=f"{resolved.id}-calibration")
     with tempfile.TemporaryDirectory(prefix="slomofast-") as folder:
         try:
-            whole = dataclasses.replace(options, until=None)
-            execute(short, Store(folder), whole, on_step=lambda step: marks.append(_when_done(step)))
+            trial = dataclasses.replace(options, until=None, source_seconds=budget / 5)
+            execute(short, Store(folder), trial, on_step=heard)
+        except _Enough:
+            pass
         except (SlomofastError, RuntimeError, MemoryError):
             return None
     if len(marks) < 2:
@@ -144,8 +166,11 @@ def seconds_per_step(resolved: Resolved, options: RunOptions) -> float | None:
     return (marks[-1] - marks[first]) / (len(marks) - 1 - first)
 
 
-def _when_done(step: object) -> float:
+class _Enough(Exception):
+    """Raised out of a trial whose time is up."""
+
+
+def _when_done(step: Step) -> float:
     """The time when the step's work is really over, also on a device that works ahead."""
-    logits = getattr(step, "logits")  # noqa: B009
-    logits.sum().item()
+    step.logits.sum().item()
     return time.perf_counter()

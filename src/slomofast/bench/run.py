@@ -43,7 +43,7 @@ ON_OOM = ("fail", "micro-batch")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How jobs run, as opposed to what they are: nothing here changes a result beyond rounding.
+    """How jobs run, as opposed to what they are: nothing here but a trial's limit changes a result beyond rounding.
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:1`, ...; None takes a GPU where there is one.
@@ -53,6 +53,7 @@ class RunOptions:
         notify_every: seconds between progress messages.
         until: the moment (`time.time()`) when a running job writes a checkpoint and stops, and no other is begun;
             None for never.
+        source_seconds: how long a method may look at source images; None for all of them. For trials alone.
     """
 
     device: str | None = None
@@ -60,6 +61,7 @@ class RunOptions:
     on_oom: str = "fail"
     notify_every: float = 0.5
     until: float | None = None
+    source_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.on_oom not in ON_OOM:
@@ -235,7 +237,7 @@ class _Run:
                 **{"preset": data.family, **job.options},
             )
             if self.adapter.needs_source:
-                fit_source(self.adapter, resolved, data, cache)
+                fit_source(self.adapter, resolved, data, cache, options.source_seconds)
         self.yardstick: Yardstick | None = None
         if "cost" in job.metrics:
             images = self.stream.batch(0).images

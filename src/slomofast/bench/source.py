@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -49,8 +50,11 @@ def _what_is_asked(resolved: Resolved) -> dict[str, str]:
     return {name: resolved.fingerprints[name] for name in ("data", "model")}
 
 
-def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> None:
-    """Let a method take what it needs from clean source images, or put back what it took in an earlier job."""
+def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path, seconds: float | None = None) -> None:
+    """Let a method take what it needs from clean source images, or put back what it took in an earlier job.
+
+    With `seconds` it looks at as many batches as come in that time, and nothing is kept.
+    """
     job = resolved.job
     source = source_data(job, adapter.device)
     if source is None:
@@ -61,6 +65,10 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
             "images with --source for a fair comparison",
             stacklevel=2,
         )
+    batches = clean_batches(source, job.batch_size, job.method)
+    if seconds is not None:
+        adapter.fit_source(FirstBatches(batches, seconds))
+        return
     identity = [
         slomofast.__version__,
         job.method,
@@ -80,10 +88,27 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path) -> 
             return
         except Exception:  # cut short, damaged or of another version, which may raise anything: fit again
             adapter.reset()  # a part of it may have been loaded
-    adapter.fit_source(clean_batches(source, job.batch_size, job.method))
+    adapter.fit_source(batches)
     state = adapter.state_dict()
     with written_whole(path) as file:
         torch.save({"state": state, "digest": fingerprint(state)}, file)
+
+
+class FirstBatches:
+    """The batches that come within some seconds, one at least, and the same ones each time they are gone through."""
+
+    def __init__(self, batches: Iterable[tuple[Tensor, Tensor]], seconds: float) -> None:
+        self.batches, self.seconds = batches, seconds
+        self.count: int | None = None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        begun, taken = time.perf_counter(), 0
+        for batch in self.batches:
+            yield batch
+            taken += 1
+            if taken == self.count or (self.count is None and time.perf_counter() - begun >= self.seconds):
+                break
+        self.count = self.count or taken
 
 
 def clean_batches(data: DataSet, batch_size: int, method: str) -> Iterable[tuple[Tensor, Tensor]]:

@@ -178,6 +178,12 @@ def _show_plan(plan: Plan, store: Store, options: RunOptions, workers: int) -> N
         f"{len(plan.done)} there already, {len(plan.failed_before)} failed earlier, {len(plan.broken)} cannot start",
         highlight=False,
     )
+    if guessed := sum(not estimator.knows(resolved) for resolved in plan.todo):
+        console.print(
+            f"[dim]{guessed} of these times are the mean of the others: no step of that kind was taken in a minute[/]",
+            highlight=False,
+            soft_wrap=True,
+        )
     for reason, number in _reasons([reason for _, reason in plan.broken]):
         console.print(f"[red]cannot start[/] ({number}): {escape(reason)}", highlight=False, soft_wrap=True)
 
