@@ -3,12 +3,14 @@
 import csv
 import importlib.util
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from slomofast import list_methods
+from slomofast.bench.growth import GrowthRow, drift, read_growth
 from slomofast.methods.slomo_fast import SloMoFastStarConfig
 
 ROOT = Path(__file__).parent.parent
@@ -374,3 +376,41 @@ def test_the_cost_of_a_step_is_that_of_its_rows() -> None:
         assert shown is not None, row["method"]
         assert float(shown[1]) == pytest.approx(time, abs=0.06 if time < 1000 else 1), row["method"]
         assert float(shown[2]) == pytest.approx(float(row["multiple"]), rel=0.01), row["method"]
+
+
+def test_the_readme_has_the_cost_of_the_rows() -> None:
+    readme = (ROOT / "README.md").read_text()
+    with (ROOT / "benchmarks" / "results" / "steps_wrn28_10_h200.csv").open(newline="") as file:
+        rows = {r["method"]: r for r in csv.DictReader(file) if (r["precision"], r["graphs"]) == ("bf16", "True")}
+    shown = [rows[name] for name in ("tent", "roid", "santa", "rmt", "cotta", "slomo_fast", STAR)]
+
+    def short(value: str) -> str:
+        number = float(value)
+        return (
+            f"{number:.0f}" if number > 100 or (number > 30 and value == rows["cotta"]["multiple"]) else f"{number:.1f}"
+        )
+
+    assert "| milliseconds | " + " | ".join(short(r["milliseconds"]) for r in shown) + " |" in readme
+    assert "| plain forward passes | " + " | ".join(short(r["multiple"]) for r in shown) + " |" in readme
+
+
+def test_growth_on_the_pages_is_that_of_the_rows() -> None:
+    results, costs = ((ROOT / "docs" / name).read_text().replace("−", "-") for name in ("results.md", "benchmark.md"))
+    names = [entry.name for entry in fields(GrowthRow)]
+
+    def read(name: str) -> list[GrowthRow]:
+        read_rows = read_growth(ROOT / "benchmarks" / "results" / name)
+        return [GrowthRow(**{key: row[key] for key in names}) for row in read_rows]
+
+    rows = read("growth_h200.csv")
+    change = drift(rows)
+    assert change is not None and change.flat
+    assert f"yes: {change.percent:.1f} % in time, +{change.device_mib:.2f} MiB" in results
+    assert f"is {change.percent:.1f} % in time, +{change.device_mib:.2f} MiB in device memory" in costs
+    assert f"+{change.host_mib:.1f} MiB in the host's" in costs
+    peaks = {(row.axis, row.value): row.peak_mib for row in rows if row.axis != "steps"}
+    classes, queue = peaks["classes", 1000] - peaks["classes", 10], peaks["queue", 500] - peaks["queue", 10]
+    assert f"a thousand classes add {classes:.0f} MiB, a queue of 500 adds {queue:.0f}." in costs
+    windows = [row.milliseconds for row in read("growth_stream_h200.csv")]
+    assert f"take {min(windows):.1f} to {max(windows):.1f} ms a window" in costs
+    assert f"{min(windows):.1f} to {max(windows):.1f} ms" in results
