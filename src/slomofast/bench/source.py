@@ -65,9 +65,8 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path, sec
             "images with --source for a fair comparison",
             stacklevel=2,
         )
-    batches = clean_batches(source, job.batch_size, job.method)
     if seconds is not None:
-        adapter.fit_source(FirstBatches(batches, seconds))
+        adapter.fit_source(FirstBatches(clean_batches(source, job.batch_size, job.method), seconds))
         return
     identity = [
         slomofast.__version__,
@@ -88,7 +87,7 @@ def fit_source(adapter: Any, resolved: Resolved, data: DataSet, cache: Path, sec
             return
         except Exception:  # cut short, damaged or of another version, which may raise anything: fit again
             adapter.reset()  # a part of it may have been loaded
-    adapter.fit_source(batches)
+    adapter.fit_source(clean_batches(source, job.batch_size, job.method))
     state = adapter.state_dict()
     with written_whole(path) as file:
         torch.save({"state": state, "digest": fingerprint(state)}, file)
