@@ -25,6 +25,7 @@ ROOMS = {
     "voting": {"losses"},
     "augment": set(),
     "conditions": set(),
+    "guard": set(),
     "methods": {"losses", "memory", "augment", "voting", "conditions"},
     "corruptions": set(),
     "data": {"corruptions"},

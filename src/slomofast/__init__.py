@@ -25,6 +25,7 @@ from slomofast.core.errors import (
 )
 from slomofast.core.registry import MethodInfo, describe, list_methods, register
 from slomofast.core.split import Classifier
+from slomofast.guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,7 @@ __all__ = [
     "Classifier",
     "ConfigError",
     "DataError",
+    "Guard",
     "InputError",
     "MethodInfo",
     "ModelError",
