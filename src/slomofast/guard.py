@@ -87,7 +87,7 @@ class Guard:
         *,
         every: int = 5,
         window: int = 4,
-        lowest: float = 0.9,
+        lowest: float = 0.95,
         surest: float = 0.25,
         most: int = 3,
         reference: Reference = "auto",
