@@ -62,12 +62,12 @@ def test_one_that_goes_astray_is_rolled_back_to_a_state_older_than_a_window() ->
     for number in range(1, 13):
         guard(next(taken))
         states[number] = {k: v.clone() for k, v in guard.adapter.state_dict().items() if isinstance(v, Tensor)}
-    with pytest.warns(UserWarning, match=r"tent agrees with the source on \d+% .* after 1[3-6] batches: roll_back"):
+    with pytest.warns(UserWarning, match=r"tent agrees with the source on \d+% .* after 1[3-7] batches: roll_back"):
         while not guard.alarms:
             x = next(taken)
             logits = guard(x)
     (alarm,) = guard.alarms
-    assert alarm == heard[0] and alarm.action == "roll_back" and alarm.agreement < 0.8 and 13 < alarm.step <= 17
+    assert alarm == heard[0] and alarm.action == "roll_back" and alarm.agreement < 0.95 and 13 <= alarm.step <= 17
     assert guard.adapter.steps == 8  # of 8 and 12 the older
     assert same(states[8], {k: v for k, v in guard.adapter.state_dict().items() if isinstance(v, Tensor)})
     assert torch.equal(logits, guard.adapter.predict(x))  # not what the network that went astray said
