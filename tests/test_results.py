@@ -414,3 +414,25 @@ def test_growth_on_the_pages_is_that_of_the_rows() -> None:
     windows = [row.milliseconds for row in read("growth_stream_h200.csv")]
     assert f"take {min(windows):.1f} to {max(windows):.1f} ms a window" in costs
     assert f"{min(windows):.1f} to {max(windows):.1f} ms" in results
+
+
+def test_the_guard_on_the_page_is_that_of_its_rows() -> None:
+    page = (ROOT / "docs" / "guide.md").read_text()
+    with (ROOT / "benchmarks" / "results" / "guard_cpu.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for label, method, size in (("TENT", "tent", "50"), ("TENT", "tent", "4"), ("CoTTA", "cotta", "50")):
+        runs = {
+            r["guard"]: r for r in rows if (r["method"], r["batch_size"]) == (method, size) and r["guard"] != "warn"
+        }
+        free, back, reset, frozen = (runs[action] for action in ("no", "roll_back", "reset", "freeze"))
+        assert back["error"] == reset["error"]
+        shown = f"{float(free['error']):.1f}, {float(free['last_tenth']):.1f} | {float(back['error']):.1f}"
+        assert f"| {label}, batches of {size} | {shown} | {float(frozen['error']):.1f} |" in page
+    well = [r for r in rows if r["data"] == "glyphs" and r["guard"] == "warn"]
+    assert len({r["setting"] for r in well}) == 15 and len(well) == 60 and not any(int(r["alarms"]) for r in well)
+    assert f"the agreement never below {min(float(r['lowest_agreement']) for r in well):.3f}" in page
+    real = [r for r in rows if r["data"] != "glyphs"]
+    least = min(float(r["lowest_agreement"]) for r in real if not r["options"])
+    fast = sorted((float(r["lowest_agreement"]), r["error"]) for r in real if r["options"])
+    assert f"{least:.3f} and above for the three that are well" in page and least > 0.95
+    assert fast[-2][0] == 0.93 and fast[-1] == (0.97, "24.25")
