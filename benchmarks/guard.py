@@ -50,13 +50,13 @@ Row = dict[str, Any]
 def played(adapter: Any, stream: Any) -> tuple[float, float, float]:
     """Percent wrong over a stream and over its last tenth, and the lowest agreement of a window."""
     wrong, counts, lowest = [], [], 1.0
-    full = getattr(adapter, "window", 0)
+    watched = isinstance(adapter, sf.Guard)
     for step in sf.evaluate(adapter, stream, timing=False):
         wrong.append(int((step.logits.argmax(1) != step.target).sum()))
         counts.append(len(step.target))
-        if full and len(adapter._looks) >= full and adapter._compared >= 48:
+        if watched and adapter.ready:
             lowest = min(lowest, adapter.agreement)
-    if full and adapter.alarms:
+    if watched and adapter.alarms:
         lowest = min(lowest, *(alarm.agreement for alarm in adapter.alarms))
     late = max(1, len(wrong) // 10)
     return 100 * sum(wrong) / sum(counts), 100 * sum(wrong[-late:]) / sum(counts[-late:]), lowest

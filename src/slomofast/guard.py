@@ -3,8 +3,7 @@
 What a network is surest of it rarely gets wrong, also under a shift, as long as its weights are the trained ones. So a
 reference that never learns, the source network with the statistics of the batch, looks at a batch now and then, and
 the adapter is asked for the same answer on the quarter it is surest of. A healthy adapter gives it nearly always,
-however much better it has become on the rest; one that collapses does not, long before its errors show in anything
-else that needs no labels.
+however much better it has become on the rest; one that collapses does not.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class Guard:
         if self.seen % self.every:
             return logits
         self._look(x, logits)
-        if len(self._looks) < self.window or self._compared < ENOUGH:
+        if not self.ready:
             return logits
         if self.agreement < self.lowest:
             self._step_in()
@@ -147,6 +146,11 @@ class Guard:
     def agreement(self) -> float:
         """Share of equal answers where the reference is surest, in the last looks; 1 before the first."""
         return sum(equal for equal, _ in self._looks) / self._compared if self._looks else 1.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough answers have been compared for the agreement to count."""
+        return len(self._looks) >= self.window and self._compared >= ENOUGH
 
     @property
     def _compared(self) -> int:
